@@ -1,0 +1,184 @@
+"""Rules -> families: index values are grouped by what a rule is at them, and each group becomes one family per leaf."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+
+from mapper.compile.cuts import cut_faults
+from mapper.compile.expand import FlatRule
+from mapper.compile.names import Names
+from mapper.compile.sizes import Formats, LeafSizes, Sizes, expressions, sizes_at
+from mapper.compile.unsupported import require_supported
+from mapper.diagnostics import Diagnostic, MapperError, Place, finding
+from mapper.expressions import Expression
+from mapper.layout import Mesh
+from mapper.pattern import Bindings, IndexValue, Pattern, PatternError, Template, bind
+from mapper.plan.family import Domains, Family, RuleInfo, SourceFamily
+
+LEAF = "leaf"
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What all rules of a program share. `placed` says which mesh axis owns an index."""
+
+    formats: Formats
+    domains: Domains
+    placed: Mapping[str, str]
+    mesh: Mesh
+
+
+def families_of(rules: list[FlatRule], context: Context) -> tuple[Family, ...]:
+    """Return the families of all rules; raises MapperError with the findings of every rule."""
+    families: list[Family] = []
+    findings: list[Diagnostic] = []
+    for flat in rules:
+        try:
+            for family in _families(flat, context):
+                faults = cut_faults(family, context.mesh)
+                findings += faults
+                families.append(family)
+        except MapperError as error:
+            findings += error.diagnostics
+    if findings:
+        raise MapperError(list(dict.fromkeys(findings)))
+    return tuple(replace(family, number=number) for number, family in enumerate(families))
+
+
+def bound(pattern: Pattern, names: Names, domains: Domains, place: Place, extra: Mapping[str, str] | None = None) -> Template:
+    """Return the template of a pattern, its placeholders evaluated with `names`; `extra` gives texts such as the leaf's."""
+    constants: Bindings = dict(extra or {})
+
+    def value_of(expression: Expression, bindings: Bindings) -> object:
+        if expression.text in constants:
+            return constants[expression.text]
+        return names.evaluate(expression, {**bindings, **constants}, place)
+
+    try:
+        return bind(pattern, value_of, domains)
+    except PatternError as error:
+        raise MapperError([finding("M315", place=place, subject=pattern.text, problem=f"in {pattern.text!r}: {error.message}")]) from error
+
+
+def _families(flat: FlatRule, context: Context) -> Iterator[Family]:
+    used = _indices(flat, context)
+    dependent = _dependent(flat, context, used)
+    groups: dict[Sizes, list[tuple[IndexValue, ...]]] = {}
+    for values in product(*(context.domains[index] for index in dependent)):
+        bindings: Bindings = dict(zip(dependent, values, strict=True))
+        if all(condition.names.evaluate(condition.expression, bindings, condition.place) for condition in flat.conditions):
+            groups.setdefault(sizes_at(flat, context.formats, bindings), []).append(values)
+    if groups:
+        require_supported(flat)
+    for sizes, members in groups.items():
+        for restricted in _as_products(dependent, members):
+            domains = {index: restricted.get(index, context.domains[index]) for index in used}
+            if all(domains.values()):
+                yield from _of_sizes(flat, context, sizes, domains)
+
+
+def _indices(flat: FlatRule, context: Context) -> list[str]:
+    """Return the indices in the rule's patterns, target first."""
+    patterns = [flat.target, *(flat.source(source.pattern) for each in flat.rule.alternatives for source in each.sources)]
+    if flat.rule.tie is not None:
+        patterns.append(flat.rule.tie)
+    names = (name for pattern in patterns for each in pattern.placeholders for name in flat.names.dependence(each.expression))
+    return list(dict.fromkeys(name for name in names if name in context.domains))
+
+
+def _dependent(flat: FlatRule, context: Context, used: list[str]) -> list[str]:
+    """Return the indices that the rule's conditions and sizes depend on."""
+    needed = {index for names, expression in expressions(flat, context.formats) for index in names.dependence(expression)}
+    missing = sorted(needed - set(used))
+    if missing:
+        problem = f"the rule depends on {', '.join(map(repr, missing))}, which is in none of its patterns"
+        raise MapperError([finding("M316", place=flat.rule.place, problem=problem)])
+    return [index for index in used if index in needed]
+
+
+def _as_products(indices: list[str], members: list[tuple[IndexValue, ...]]) -> Iterator[dict[str, tuple[IndexValue, ...]]]:
+    """Yield index sets whose products hold exactly `members`."""
+    columns = [tuple(dict.fromkeys(column)) for column in zip(*members, strict=True)]
+    count = 1
+    for column in columns:
+        count *= len(column)
+    if count == len(members):
+        yield dict(zip(indices, columns, strict=True))
+        return
+    for value in columns[0]:
+        rest = [member[1:] for member in members if member[0] == value]
+        for narrower in _as_products(indices[1:], rest):
+            yield {indices[0]: (value,), **narrower}
+
+
+def _of_sizes(flat: FlatRule, context: Context, sizes: Sizes, domains: Domains) -> Iterator[Family]:
+    rule = flat.rule
+    info = RuleInfo(flat.number, rule.id or flat.target.text, rule.place, rule.note)
+    tie = bound(rule.tie, flat.names, domains, rule.place) if rule.tie is not None else None
+    if tie is not None:
+        target = bound(flat.target, flat.names, domains, rule.place)
+        yield Family(0, info, "", target, domains, context.placed, None, None, (), sizes.stage, rule.optional, False, tie)
+        return
+    stack = rule.stack[0][0] if rule.stack else None
+    for leaf in sizes.leaves[0][0]:
+        alternatives = tuple(
+            tuple(_source(flat, alternative, position, leaf, sizes, domains) for position in range(len(rule.alternatives[alternative].sources)))
+            for alternative in range(len(rule.alternatives))
+        )
+        target = bound(flat.target, flat.names, domains, rule.place, {LEAF: leaf.target})
+        family = Family(
+            0, info, leaf.name, target, domains, context.placed, stack, leaf.axes, alternatives,
+            sizes.stage, leaf.optional, rule.others == "skip", None, _refusal(flat, leaf, context.mesh),
+        )  # fmt: skip
+        _check_indices(flat, family)
+        yield family
+
+
+def _source(flat: FlatRule, alternative: int, position: int, leaf: LeafSizes, sizes: Sizes, domains: Domains) -> SourceFamily:
+    rule = flat.rule
+    sources = rule.alternatives[alternative].sources
+    own = next((each for each in sizes.leaves[alternative][position] if each.name == leaf.name), None)
+    source = sources[position]
+    if own is None:
+        problem = f"the format of {source.pattern.text!r} has no leaf {leaf.name!r}, which the rule's first source has"
+        raise MapperError([finding("M316", place=source.place, problem=problem)])
+    if own.axes != leaf.axes:
+        raise MapperError([finding("M310", place=source.place, feature="formats with other axes")])
+    num_parts = max((len(axis.parts) for axis in leaf.axes or ()), default=1)
+    if len(sources) not in (1, num_parts):
+        problem = f"the rule has {len(sources)} sources and {num_parts} parts, expected one source for each part, or one in all"
+        raise MapperError([finding("M316", place=rule.place, problem=problem)])
+    if leaf.axes is None and len(sources) > 1:
+        raise MapperError([finding("M316", place=rule.place, problem="a rule with several sources needs `dims` with a size for each")])
+    template = bound(flat.source(source.pattern), flat.names, domains, source.place, {LEAF: own.source})
+    part = position if len(sources) > 1 or num_parts == 1 else None
+    return SourceFamily(template, {index: domains[index] for index in template.indices}, part, own.dtypes)
+
+
+def _check_indices(flat: FlatRule, family: Family) -> None:
+    for source in (each for alternative in family.alternatives for each in alternative):
+        lost = [index for index in source.template.indices if index not in family.target.indices and index != family.stack]
+        if lost:
+            problem = f"{lost[0]!r} is in the source {source.template} and neither in the target nor stacked"
+            raise MapperError([finding("M316", place=flat.rule.place, problem=problem)])
+        if family.stack is not None and family.stack not in source.template.indices:
+            problem = f"the stacked index {family.stack!r} is not in the source {source.template}"
+            raise MapperError([finding("M316", place=flat.rule.place, problem=problem)])
+    if family.stack is not None and family.axes is None:
+        raise MapperError([finding("M316", place=flat.rule.place, problem="a rule that stacks needs `dims`")])
+    if sum(len(axis.parts) > 1 for axis in family.axes or ()) > 1:
+        raise MapperError([finding("M316", place=flat.rule.place, problem="two dims of the rule have parts, expected one at most")])
+
+
+def _refusal(flat: FlatRule, leaf: LeafSizes, mesh: Mesh) -> str:
+    """A bias beside a weight whose inner dim is cut is added once per rank, unless the rule says who holds it."""
+    if leaf.name != "bias" or leaf.axes is None:
+        return ""
+    own = {axis.dim for axis in leaf.axes}
+    for dim, shard in flat.rule.shard.items():
+        is_cut = any(axis is not None and mesh.sizes[str(axis)] > 1 for axis in shard.axis)
+        if dim not in own and is_cut and shard.bias is None:
+            return f"the rule cuts {dim!r}, and does not say whether every rank holds the bias or only the first (`bias: all` or `bias: first`)"
+    return ""

@@ -1,0 +1,295 @@
+"""Spec + config + layout + rank + runtime + options -> Program: rule families, ready to meet a checkpoint or a stream."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from mapper.checkpoint import Checkpoint, TensorHeader
+from mapper.compile.conflicts import conflicts
+from mapper.compile.expand import flatten
+from mapper.compile.families import Context, bound, families_of
+from mapper.compile.names import Names, config_values, quantization_facts
+from mapper.compile.resolve import Resolution, Resolver
+from mapper.compile.sizes import Formats, require_size
+from mapper.compile.unsupported import leaf_findings, runtime_findings
+from mapper.diagnostics import Diagnostic, MapperError, finding
+from mapper.expressions import Value
+from mapper.layout import BASE_AXES, Layout, Mesh, is_axis_size
+from mapper.pattern import IndexValue, below, under
+from mapper.plan.family import Family, SkipRule
+from mapper.plan.matching import Matching, match
+from mapper.plan.plan import Plan, assemble
+from mapper.plan.share import Share
+from mapper.spec.model import Format, Index, Keep, Let, Runtime, Skip, Spec
+
+
+@dataclass(frozen=True)
+class Program:
+    """A spec compiled for one config, runtime, layout and rank. It holds no tensor and imports no torch.
+
+    `domains` are the ranges of all indices and `placed` the mesh axis that owns an index; all but `rank` is the same on
+    every rank, so `at_rank` costs nothing.
+    """
+
+    spec: Spec
+    config: Mapping[str, object]
+    runtime: str
+    layout: Layout
+    rank: int
+    options: Mapping[str, Value]
+    mesh: Mesh
+    domains: Mapping[str, tuple[IndexValue, ...]]
+    placed: Mapping[str, str]
+    families: tuple[Family, ...]
+    skips: tuple[SkipRule, ...]
+    keeps: tuple[SkipRule, ...]
+    root: str = field(default="")
+
+    def at_rank(self, rank: int) -> Program:
+        """Return the same program on another rank of the layout."""
+        _require_rank(rank, self.layout)
+        return replace(self, rank=rank)
+
+    @cached_property
+    def share(self) -> Share:
+        """What this rank holds."""
+        return Share(self.mesh, self.rank, self.domains, self.placed)
+
+    @cached_property
+    def resolver(self) -> Resolver:
+        return Resolver(self.families, self.skips)
+
+    def resolve(self, name: str) -> Resolution:
+        """Return what happens to one source name on this rank, in time linear in its length."""
+        return self.resolver.resolve(name, self.share)
+
+    def match(self, checkpoint: Checkpoint) -> Matching:
+        """Return how the checkpoint's tensors are accounted for; the same on every rank."""
+        with _no_garbage_collection():
+            return match(self.families, self.skips, checkpoint.tensors)
+
+    def plan(self, checkpoint: Checkpoint) -> Plan:
+        """Return this rank's plan for a checkpoint; raises MapperError with every finding."""
+        plan = self.assemble(self.match(checkpoint), checkpoint.tensors)
+        if plan.findings:
+            raise MapperError(plan.findings)
+        return plan
+
+    def assemble(self, matching: Matching, tensors: Mapping[str, TensorHeader]) -> Plan:
+        """Return this rank's plan from a matching that all ranks share; its findings are not raised."""
+        with _no_garbage_collection():
+            return assemble(matching, self.share, self.keeps, tensors)
+
+    def scoped(self, prefix: str) -> Program:
+        """Return the same program for names whose `prefix.` a caller has stripped, on both sides, skips included.
+
+        What lies outside of the prefix is not part of it. Raises MapperError where a rule reads from inside and writes
+        outside, or the reverse.
+        """
+        findings: list[Diagnostic] = []
+        families = [family for each in self.families if (family := _scoped_family(each, prefix, findings)) is not None]
+        if findings:
+            raise MapperError(findings)
+        return replace(
+            self,
+            families=tuple(replace(family, number=number) for number, family in enumerate(families)),
+            skips=_scoped_rules(self.skips, prefix),
+            keeps=_scoped_rules(self.keeps, prefix),
+            root=f"{self.root}-{prefix}",
+        )
+
+    def mounted(self, prefix: str) -> Program:
+        """Return the same program under a longer prefix, on both sides, for composite models."""
+        return replace(
+            self,
+            families=tuple(_mounted_family(family, prefix) for family in self.families),
+            skips=tuple(replace(rule, templates=tuple(under(each, prefix) for each in rule.templates)) for rule in self.skips),
+            keeps=tuple(replace(rule, templates=tuple(under(each, prefix) for each in rule.templates)) for rule in self.keeps),
+            root=f"{self.root}+{prefix}",
+        )
+
+
+def compile(
+    spec: Spec,
+    *,
+    config: Mapping[str, object],
+    runtime: str,
+    layout: Layout | None = None,
+    rank: int = 0,
+    options: Mapping[str, Value] | None = None,
+) -> Program:
+    """Return the program of `spec` for one config, runtime, layout and rank; raises MapperError with every finding."""
+    layout = layout or Layout()
+    section = spec.runtimes.get(runtime)
+    if section is None:
+        known = ", ".join(spec.runtimes)
+        raise MapperError([finding("M305", place=spec.place, spec=spec.id, runtime=runtime, known=known)])
+    _require_rank(rank, layout)
+    chosen = _options(spec, options or {})
+    _require_architecture(spec, config)
+    _raise(runtime_findings(section, layout))
+    constants: dict[str, Value] = {**config_values(spec, config), **quantization_facts(config), **chosen}
+    lets: dict[str, Let] = {**spec.let, **section.let}
+    mesh = _mesh(section, layout, constants, lets)
+    constants.update(mesh.sizes)
+    indices = {**spec.index, **section.index}
+    names = Names(constants, lets, indices)
+    _check_requirements(section, names)
+    domains = {name: _domain(index, names) for name, index in indices.items()}
+    placed = {name: index.axis for name, index in indices.items() if index.axis is not None}
+    formats: dict[str, Format] = {**spec.formats, **section.formats}
+    _raise(_format_findings(formats, names))
+    context = Context(Formats(formats, names), domains, placed, mesh)
+    families = families_of(flatten(section.rules, spec.blocks, names), context)
+    skips = _skip_rules(section.skip, names, domains)
+    keeps = _skip_rules(section.keep, names, domains)
+    _raise(conflicts(families, skips, keeps))
+    return Program(spec, config, runtime, layout, rank, chosen, mesh, domains, placed, families, skips, keeps)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Keep the cyclic collector out: it costs 2 to 5 times the work itself on tens of thousands of small objects."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _raise(findings: list[Diagnostic]) -> None:
+    if findings:
+        raise MapperError(findings)
+
+
+def _require_rank(rank: int, layout: Layout) -> None:
+    if not 0 <= rank < layout.num_ranks:
+        raise MapperError([finding("M327", rank=rank, layout=str(layout), last=layout.num_ranks - 1)])
+
+
+def _options(spec: Spec, given: Mapping[str, Value]) -> dict[str, Value]:
+    unknown = [name for name in given if name not in spec.options]
+    _raise([finding("M306", spec=spec.id, option=name, known=", ".join(spec.options) or "none") for name in unknown])
+    return {name: given.get(name, option.default) for name, option in spec.options.items()}
+
+
+def _require_architecture(spec: Spec, config: Mapping[str, object]) -> None:
+    named = config.get("architectures")
+    if isinstance(named, list) and named and not set(named) & set(spec.architectures) and not _is_composite(config):
+        found = ", ".join(map(str, named))
+        raise MapperError([finding("M307", place=spec.place, found=found, spec=spec.id, known=", ".join(spec.architectures))])
+
+
+def _is_composite(config: Mapping[str, object]) -> bool:
+    """A composite model names its own architecture; the text model's sizes lie in `text_config`."""
+    return isinstance(config.get("text_config"), Mapping)
+
+
+def _mesh(section: Runtime, layout: Layout, constants: Mapping[str, Value], lets: Mapping[str, Let]) -> Mesh:
+    base = {axis: getattr(layout, axis) for axis in BASE_AXES}
+    if section.mesh.like == "single" and layout.num_ranks > 1:
+        raise MapperError([finding("M328", place=section.mesh.place, runtime=section.name, layout=str(layout))])
+    names = Names({**constants, **base}, lets)
+    sizes: dict[str, int] = dict(base)
+    for axis, expression in section.mesh.axes.items():
+        size = names.evaluate(expression, {}, section.mesh.place)
+        if not is_axis_size(layout, size):
+            expected = "1, or a product of tp and dp"
+            raise MapperError([finding("M304", place=section.mesh.place, what=f"the size of the axis {axis!r}", found=size, expected=expected)])
+        sizes[axis] = require_size(size, axis, section.mesh.place)
+    return Mesh(layout, sizes)
+
+
+def _check_requirements(section: Runtime, names: Names) -> None:
+    _raise(
+        [
+            finding("M302", place=each.place, runtime=section.name, that=each.that.text, why=each.why)
+            for each in section.requires
+            if not names.evaluate(each.that, {}, each.place)
+        ]
+    )
+
+
+def _domain(index: Index, names: Names) -> tuple[IndexValue, ...]:
+    if index.values is not None:
+        return index.values
+    assert index.count is not None
+    count = require_size(names.evaluate(index.count, {}, index.place), f"the count of {index.name!r}", index.place, least=0)
+    first = 0
+    if index.first is not None:
+        first = require_size(names.evaluate(index.first, {}, index.place), f"the first {index.name!r}", index.place, least=0)
+    values = range(first, first + count)
+    if index.where is None:
+        return tuple(values)
+    return tuple(value for value in values if names.evaluate(index.where, {index.name: value}, index.place))
+
+
+def _format_findings(formats: Mapping[str, Format], names: Names) -> list[Diagnostic]:
+    """Return what the formats that hold for this config use and this version does not execute."""
+    findings = []
+    for each in formats.values():
+        chosen = next((one for one in each.alternatives if one.when is None or _holds(one.when, names)), None)
+        if chosen is not None and each.name != "dequantized":
+            findings += leaf_findings(chosen)
+    return findings
+
+
+def _holds(expression: object, names: Names) -> bool:
+    from mapper.expressions import Expression
+
+    assert isinstance(expression, Expression)
+    if names.dependence(expression):
+        return False
+    return bool(names.evaluate(expression, {}, None))
+
+
+def _skip_rules(rules: tuple[Skip, ...] | tuple[Keep, ...], names: Names, domains: Mapping[str, tuple[IndexValue, ...]]) -> tuple[SkipRule, ...]:
+    return tuple(
+        SkipRule(number, rule.id or rule.pattern.text, rule.why, (bound(rule.pattern, names, domains, rule.place),), rule.place)
+        for number, rule in enumerate(rules)
+        if rule.when is None or names.evaluate(rule.when, {}, rule.place)
+    )
+
+
+def _scoped_rules(rules: tuple[SkipRule, ...], prefix: str) -> tuple[SkipRule, ...]:
+    scoped = (replace(rule, templates=tuple(inner for each in rule.templates for inner in below(each, prefix))) for rule in rules)
+    return tuple(rule for rule in scoped if rule.templates)
+
+
+def _scoped_family(family: Family, prefix: str, findings: list[Diagnostic]) -> Family | None:
+    targets = below(family.target, prefix)
+    alternatives = tuple(
+        tuple((source, below(source.template, prefix)) for source in alternative) for alternative in family.alternatives
+    )
+    inside = [bool(found) for alternative in alternatives for _, found in alternative]
+    ties = below(family.tie, prefix) if family.tie is not None else ()
+    if family.tie is not None:
+        inside.append(bool(ties))
+    if not targets and not any(inside):
+        return None
+    if not targets or not all(inside):
+        findings.append(finding("M317", place=family.rule.place, subject=str(family.target), rule=family.rule.text, prefix=prefix))
+        return None
+    return replace(
+        family,
+        target=targets[0],
+        tie=ties[0] if ties else None,
+        alternatives=tuple(tuple(replace(source, template=found[0]) for source, found in each) for each in alternatives),
+    )
+
+
+def _mounted_family(family: Family, prefix: str) -> Family:
+    return replace(
+        family,
+        target=under(family.target, prefix),
+        tie=under(family.tie, prefix) if family.tie is not None else None,
+        alternatives=tuple(
+            tuple(replace(source, template=under(source.template, prefix)) for source in each) for each in family.alternatives
+        ),
+    )

@@ -1,0 +1,186 @@
+"""Parallel layouts: which rank holds which layers, experts and slices. All arithmetic on ranks lies here.
+
+Ranks count tp fastest, then pp, then dp. Expert parallelism runs over dp and tp of one pipeline stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from mapper.diagnostics import Diagnostic, MapperError, finding
+
+Placement = Literal["linear", "round_robin"] | tuple[int, ...]
+Stage = Literal["first", "last", "both", "all"]
+BASE_AXES = ("tp", "pp", "dp", "ep")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Sizes of the parallel axes, and how layers and experts are placed.
+
+    `ep` is 1 or tp * dp. `pp_layers` gives the layers of each stage where the runtime's own split is not wanted.
+    `placement` is 'linear', 'round_robin' or a table of the logical expert in each physical slot.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    ep: int = 1
+    redundant_experts: int = 0
+    placement: Placement = "linear"
+    pp_layers: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        faults = list(_faults(self))
+        if faults:
+            raise MapperError(faults)
+
+    @classmethod
+    def parse(cls, text: str) -> Layout:
+        """Return the layout that a text such as 'tp=2,pp=2,dp=1,ep=2' spells; what is left out is 1.
+
+        Lists are written with `+`: `pp_layers=31+30`.
+        """
+        values: dict[str, object] = {}
+        for item in filter(None, (part.strip() for part in text.split(","))):
+            key, _, value = item.partition("=")
+            values[key.strip()] = _parse_value(text, key.strip(), value.strip(), values)
+        return cls(**values)  # type: ignore[arg-type]
+
+    @property
+    def num_ranks(self) -> int:
+        return self.tp * self.pp * self.dp
+
+    def __str__(self) -> str:
+        sizes = f"tp={self.tp},pp={self.pp},dp={self.dp},ep={self.ep}"
+        if self.redundant_experts:
+            sizes += f",redundant_experts={self.redundant_experts}"
+        if self.placement != "linear":
+            sizes += f",placement={self.placement if isinstance(self.placement, str) else '+'.join(map(str, self.placement))}"
+        if self.pp_layers is not None:
+            sizes += f",pp_layers={'+'.join(map(str, self.pp_layers))}"
+        return sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """The axes of one runtime on one layout: the base axes and those the runtime adds, with their sizes."""
+
+    layout: Layout
+    sizes: Mapping[str, int]
+
+    def coordinate(self, axis: str, rank: int) -> int:
+        """Return the rank's position along `axis`, 0 to size - 1.
+
+        An added axis of size 1 is nowhere; of size tp it is the tp position; of size tp * dp it runs dp outer, tp inner;
+        of size dp it is the dp position.
+        """
+        layout, size = self.layout, self.sizes[axis]
+        tp, pp, dp = positions(layout, rank)
+        if axis == "pp":
+            return pp
+        if size == 1:
+            return 0
+        if axis == "tp" or (axis != "dp" and size == layout.tp):
+            return tp
+        if axis == "ep" or (axis != "dp" and size == layout.tp * layout.dp):
+            return dp * layout.tp + tp
+        assert size == layout.dp, f"axis {axis!r} of size {size} is no product of the base axes of {layout}"
+        return dp
+
+
+def positions(layout: Layout, rank: int) -> tuple[int, int, int]:
+    """Return the rank's (tp, pp, dp) position."""
+    assert 0 <= rank < layout.num_ranks, f"rank {rank} is not in {layout}"
+    rest, tp = divmod(rank, layout.tp)
+    dp, pp = divmod(rest, layout.pp)
+    return tp, pp, dp
+
+
+def is_axis_size(layout: Layout, size: object) -> bool:
+    """Return whether an added axis may have this size: 1 or a product of base axes that has a position."""
+    return isinstance(size, int) and not isinstance(size, bool) and size in (1, layout.tp, layout.dp, layout.tp * layout.dp)
+
+
+def stage_sizes(num_layers: int, layout: Layout) -> tuple[int, ...]:
+    """Return the number of layers of each pipeline stage.
+
+    Without `pp_layers` the split is vLLM's (`get_pp_indices`): equal shares, and the remainder goes one each to the
+    stages from the last but one backwards, since the last stage also holds the norm and the head.
+
+    >>> stage_sizes(61, Layout(pp=4))
+    (15, 15, 16, 15)
+    """
+    if layout.pp_layers is not None:
+        if sum(layout.pp_layers) != num_layers:
+            raise MapperError(
+                [finding("M323", listed="+".join(map(str, layout.pp_layers)), total=sum(layout.pp_layers), expected=num_layers)]
+            )
+        return layout.pp_layers
+    share, remainder = divmod(num_layers, layout.pp)
+    sizes = [share] * layout.pp
+    for stage in range(layout.pp - 1 - remainder, layout.pp - 1):
+        sizes[stage] += 1
+    return tuple(sizes)
+
+
+def stage_layers(num_layers: int, layout: Layout, stage: int) -> range:
+    """Return the layers of one pipeline stage, counted from 0."""
+    sizes = stage_sizes(num_layers, layout)
+    start = sum(sizes[:stage])
+    return range(start, start + sizes[stage])
+
+
+def on_stage(stage: Stage, layout: Layout, rank: int) -> bool:
+    """Return whether what is marked `stage` lives on the rank's pipeline stage."""
+    pp = positions(layout, rank)[1]
+    is_first, is_last = pp == 0, pp == layout.pp - 1
+    return {"all": True, "first": is_first, "last": is_last, "both": is_first or is_last}[stage]
+
+
+def expert_slots(num_experts: int, num_ranks: int, position: int) -> range:
+    """Return the logical experts in the slots of one rank of `num_ranks`, in slot order, under linear placement.
+
+    Contiguous shares; the remainder goes one each to the first ranks (vLLM's `determine_expert_map`).
+
+    >>> [list(expert_slots(6, 4, rank)) for rank in range(4)]
+    [[0, 1], [2, 3], [4], [5]]
+    """
+    share, remainder = divmod(num_experts, num_ranks)
+    start = position * share + min(position, remainder)
+    return range(start, start + share + (position < remainder))
+
+
+def _faults(layout: Layout) -> list[Diagnostic]:
+    faults = []
+    for axis in BASE_AXES:
+        size = getattr(layout, axis)
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            faults.append(finding("M320", axis=axis, size=size))
+    if faults:
+        return faults
+    if layout.ep not in (1, layout.tp * layout.dp):
+        faults.append(finding("M321", ep=layout.ep, tp=layout.tp, dp=layout.dp, product=layout.tp * layout.dp))
+    if layout.redundant_experts < 0:
+        faults.append(finding("M320", axis="redundant_experts", size=layout.redundant_experts))
+    if layout.pp_layers is not None and (len(layout.pp_layers) != layout.pp or min(layout.pp_layers) < 0):
+        faults.append(finding("M322", listed="+".join(map(str, layout.pp_layers)), pp=layout.pp))
+    return faults
+
+
+def _parse_value(text: str, key: str, value: str, seen: Mapping[str, object]) -> object:
+    known = [each.name for each in fields(Layout)]
+    if key not in known:
+        raise MapperError([finding("M324", text=text, key=key, known=", ".join(known))])
+    if key in seen:
+        raise MapperError([finding("M326", text=text, key=key)])
+    if key == "placement" and value in ("linear", "round_robin"):
+        return value
+    try:
+        if key in ("pp_layers", "placement"):
+            return tuple(int(part) for part in value.split("+"))
+        return int(value)
+    except ValueError as error:
+        raise MapperError([finding("M325", text=text, key=key, value=value)]) from error

@@ -1,0 +1,141 @@
+"""M3xx: config, options, layout and the compiled program."""
+
+from mapper.messages.message import Message
+
+MESSAGES: dict[str, Message] = {
+    "M301": Message(
+        "the config has no key {key!r}, which the spec {spec!r} requires",
+        "Sizes, index ranges and conditions of the rules are computed from the config; a guess would load garbage.",
+        "Use the checkpoint's own config.json, or pass the missing key.",
+    ),
+    "M302": Message(
+        "the runtime {runtime!r} requires `{that}`: {why}",
+        "A runtime states what must hold for its rules to be right.",
+        "Use another runtime of the spec, or another checkpoint or layout.",
+    ),
+    "M303": Message(
+        "{problem}",
+        "An expression of the spec could not be computed from this config, these options and this layout.",
+        "Correct the expression, or the config value that it reads.",
+    ),
+    "M304": Message(
+        "{what} is {found!r}, expected {expected}",
+        "A value in the spec must have this kind for the rule to make sense.",
+        "Correct the expression.",
+    ),
+    "M305": Message(
+        "the spec {spec!r} has no runtime {runtime!r}; it has {known}",
+        "A runtime names whose module layout the rules describe.",
+        "Choose one of the runtimes listed.",
+    ),
+    "M306": Message(
+        "the spec {spec!r} has no option {option!r}; it has {known}",
+        "Options state facts that no config holds, such as a kernel's padding.",
+        "Choose one of the options listed, or leave it out.",
+    ),
+    "M307": Message(
+        "this config names the architecture {found}, and the spec {spec!r} is for {known}",
+        "A spec for another architecture can match by accident and load wrong values.",
+        "Choose the spec of this architecture, or add the architecture to the spec after checking it.",
+    ),
+    "M310": Message(
+        "`{feature}` is part of the language, but this version of mapper does not execute it yet",
+        "The whole language is read and checked; what is not executed is refused instead of being ignored.",
+        "Remove it, or turn off the option that makes the rule apply.",
+    ),
+    "M311": Message(
+        "two rules map the source {name!r}",
+        "Each source tensor is matched by one rule, so that no order of rules decides where it goes.",
+        "Narrow one of the patterns, give the rules `when`s that exclude each other, or mark the second with `reuse: true`.",
+    ),
+    "M312": Message(
+        "two rules write the target {name!r}",
+        "Each parameter is described by one rule, so that coverage can be proved.",
+        "Narrow one of the patterns, or give the rules `when`s that exclude each other.",
+    ),
+    "M313": Message(
+        "a skip also matches {name!r}, which a rule loads",
+        "A skip that is too wide hides tensors that should be loaded.",
+        "Narrow the skip to the tensors that are not wanted.",
+    ),
+    "M314": Message(
+        "a keep also matches the target {name!r}, which a rule writes",
+        "A kept parameter is never written.",
+        "Narrow the keep, or remove the rule.",
+    ),
+    "M315": Message(
+        "{problem}",
+        "A pattern's placeholders must spell one name per index value.",
+        "Correct the placeholder.",
+    ),
+    "M316": Message(
+        "{problem}",
+        "A rule's dims, parts and sources must fit together.",
+        "Correct the rule.",
+    ),
+    "M317": Message(
+        "the rule for {rule!r} has one side inside the prefix {prefix!r} and one side outside",
+        "A program scoped to a prefix sees only names below it, on both sides.",
+        "Scope to a longer or shorter prefix, or load with the whole program.",
+    ),
+    "M320": Message(
+        "the layout's {axis} is {size!r}, expected a whole number of at least 1",
+        "Axis sizes count ranks.",
+        "Correct the layout.",
+    ),
+    "M321": Message(
+        "the layout's ep is {ep}, expected 1 or tp * dp = {tp} * {dp} = {product}",
+        "Experts are spread over all tensor and data parallel ranks of a stage, or over none.",
+        "Use one of the two sizes.",
+    ),
+    "M322": Message(
+        "pp_layers is {listed}, expected one number of layers for each of the {pp} stages",
+        "The list says how many layers each pipeline stage holds.",
+        "Give as many numbers as there are stages.",
+    ),
+    "M323": Message(
+        "pp_layers {listed} adds up to {total}, expected the model's {expected} layers",
+        "Every layer lives on exactly one pipeline stage.",
+        "Correct the list.",
+    ),
+    "M324": Message(
+        "in the layout {text!r}: unknown key {key!r}; known are {known}",
+        "A layout is a list of key=value.",
+        "Correct the key.",
+    ),
+    "M325": Message(
+        "in the layout {text!r}: {key} is {value!r}, expected a whole number",
+        "A layout is a list of key=value.",
+        "Correct the value; lists are written with `+`, as in pp_layers=31+30.",
+    ),
+    "M326": Message(
+        "in the layout {text!r}: {key} is given twice",
+        "A layout is a list of key=value.",
+        "Remove one of the two.",
+    ),
+    "M327": Message(
+        "rank {rank} does not exist in the layout {layout}, which has ranks 0 to {last}",
+        "Ranks count tp fastest, then pp, then dp.",
+        "Use a rank of the layout.",
+    ),
+    "M328": Message(
+        "the runtime {runtime!r} has no parallel axes, and the layout is {layout}",
+        "Its modules hold whole tensors on every rank.",
+        "Use a layout of one rank, or a runtime whose mesh has parallel axes.",
+    ),
+    "M329": Message(
+        "{dim} of {target} has {units} units, which {axis}={size} does not divide",
+        "A rank holds whole units (heads, groups, rows); a cut through one would compute nonsense.",
+        "Use a size that works: {works}.",
+    ),
+    "M330": Message(
+        "{dim} of {target} is cut by {axis}={size} into {rows} elements, which is not a whole number of blocks of {block}",
+        "A quantisation block has one scale; a cut through it would leave a rank with a scale for half a block.",
+        "Use a size that works: {works}.",
+    ),
+    "M331": Message(
+        "{dim} of {target} has an inner part of {rows} elements, which ends inside a block of {block}",
+        "Parts that are laid end to end share one grid of blocks; a part that ends inside a block has no place in it.",
+        "The parts cannot be fused in this format; no layout works for this config.",
+    ),
+}

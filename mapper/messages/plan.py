@@ -1,0 +1,91 @@
+"""M5xx: a program against a checkpoint's headers."""
+
+from mapper.messages.message import Message
+
+MESSAGES: dict[str, Message] = {
+    "M501": Message(
+        "the checkpoint has no tensor {name!r}, which the rule for {rule!r} needs",
+        "Every element of every parameter must come from a source; without this tensor a part would stay random.",
+        "Complete the checkpoint, correct the rule's source, or mark the rule `optional: true` where the model can do without.",
+    ),
+    "M502": Message(
+        "no rule names the checkpoint's tensor {name!r}",
+        "A tensor that nothing uses is a weight that would be lost without a word.",
+        "Add a rule for it, or a `skip` with a `why`; for one run use --skip PATTERN --why TEXT.",
+    ),
+    "M503": Message(
+        "{name!r} has the shape {found}, expected {expected} ({dims})",
+        "The rule computes each dim from the config; another shape would be cut in the wrong places.",
+        "Check that the config belongs to this checkpoint, then the rule's `dims`.",
+    ),
+    "M504": Message(
+        "{name!r} has the dtype {found}, expected {expected}",
+        "The format of the rule says how the bytes are read.",
+        "Check quantization_config in the config, then the format's `dtype`.",
+    ),
+    "M506": Message(
+        "the checkpoint has {name!r}, but {problem}",
+        "A bias that every rank adds before the sum over ranks counts once per rank.",
+        "Add `bias: first` or `bias: all` to the dim's entry in `shard`, as the model's forward needs it.",
+    ),
+    "M507": Message(
+        "{name!r} has the dtype {found}, and another source of the same target has {other}",
+        "One parameter has one dtype, and nothing is converted without being asked.",
+        "Check the checkpoint; one of the parts was saved differently.",
+    ),
+    "M508": Message(
+        "{name!r} is tied to {twin!r}, which is not on rank {rank}",
+        "A tied parameter shares the storage of its twin, so both live on the same ranks.",
+        "Give the twin's rule a `stage` that holds both, such as `stage: both`.",
+    ),
+    "M520": Message(
+        "{box} of {target} (shape {shape} on rank {rank}) is written by no source",
+        "Coverage is decided by region: what is not written would stay random.",
+        "Correct the rule's parts, dims or shard.",
+    ),
+    "M521": Message(
+        "{box} of {target} (shape {shape} on rank {rank}) is written twice",
+        "Two sources for one element leave the result to chance.",
+        "Correct the rule's parts, dims or shard.",
+    ),
+    "M522": Message(
+        "{box} lies outside of {target} (shape {shape} on rank {rank})",
+        "A box must lie in the parameter that it is written to.",
+        "Correct the rule's parts, dims or shard.",
+    ),
+    "M523": Message(
+        "slot {slot} of {target} on rank {rank} belongs to {index} {value}, for which the rule has no source",
+        "Every slot of a stacked parameter needs its source.",
+        "Correct the rule's `when`, or the range of the index.",
+    ),
+    "M530": Message(
+        "the model has the parameter {name!r} {shape}, which no rule fills and no `keep` names",
+        "A parameter without a source would stay random.",
+        "Add a rule that fills it, or a `keep` with a `why`.",
+    ),
+    "M531": Message(
+        "the rule for {rule!r} fills {name!r}, which the model does not have",
+        "The tensor would be read for nothing, and what it was meant for would stay random.",
+        "Check the runtime, the options and the layout; then the rule's target.",
+    ),
+    "M532": Message(
+        "{name!r} has the shape {found} in the model, and the rule gives {expected}",
+        "A shape that differs means another layout, another padding or a wrong cut.",
+        "Check the layout and the options; then the rule's `dims` and `shard`.",
+    ),
+    "M533": Message(
+        "{name!r} has the dtype {found} in the model, and its source gives {expected}",
+        "Nothing is converted without being asked: a narrowing copy loses digits, and a bit pattern read as a value is garbage.",
+        "Build the model with the checkpoint's dtype, or add `cast` to the rule.",
+    ),
+    "M534": Message(
+        "the model's targets are given for {found} ranks, and the layout has {expected}",
+        "Each rank is proved against its own parameters.",
+        "Give one object for all ranks, or a list with one for each.",
+    ),
+    "M535": Message(
+        "{box} of the source {name} is read by no rank",
+        "A source of which a part is dropped on all ranks is only half loaded.",
+        "Correct the rule's `shard`: a size that does not divide loses its tail.",
+    ),
+}

@@ -1,0 +1,1 @@
+"""Facts about dtypes and operations; nothing here imports torch."""

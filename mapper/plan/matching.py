@@ -1,0 +1,271 @@
+"""A program's families against a checkpoint's headers, once for all ranks.
+
+Names are instantiated by index and looked up; what is left over is skipped by a named rule or unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import product
+
+from mapper.checkpoint import TensorHeader
+from mapper.diagnostics import Diagnostic, finding
+from mapper.ops.dtypes import torch_name
+from mapper.pattern import IndexValue, instantiate
+from mapper.plan.family import Axis, Family, SkipRule, SourceFamily
+
+Combination = tuple[IndexValue, ...]
+
+MAX_SUGGESTIONS = 50
+"""Near names are searched for at most this many findings; the search is slow and a broken checkpoint has thousands."""
+
+
+@dataclass(frozen=True, slots=True)
+class MatchedFamily:
+    """A family with the spelling that the checkpoint has.
+
+    `absent` holds the targets (as values of the target's indices) whose optional sources are not there, `incomplete`
+    those that lack a required source. `headers` is one header per distinct (dtype, shape) of the targets' sources, by
+    target; a single entry under `()` serves all targets.
+    """
+
+    family: Family
+    sources: tuple[SourceFamily, ...]
+    absent: frozenset[Combination]
+    incomplete: frozenset[Combination]
+    headers: Mapping[Combination, TensorHeader]
+
+    def header(self, combination: Combination) -> TensorHeader | None:
+        """Return a header that has the target's dtype and, where no dims are stated, its shape."""
+        return self.headers.get(()) or self.headers.get(combination)
+
+
+@dataclass(frozen=True, slots=True)
+class Matching:
+    """The whole checkpoint accounted for: families, skipped names by rule, unknown names, and all findings."""
+
+    families: tuple[MatchedFamily, ...]
+    skipped: Mapping[str, SkipRule]
+    skipped_by: Mapping[str, int]
+    unknown: tuple[str, ...]
+    num_sources: int
+    num_claimed: int
+    findings: tuple[Diagnostic, ...]
+
+
+def match(families: Sequence[Family], skips: Sequence[SkipRule], tensors: Mapping[str, TensorHeader]) -> Matching:
+    """Return how `tensors` are accounted for by `families` and `skips`."""
+    chosen = _choose_alternatives(families, tensors)
+    matched: list[MatchedFamily] = []
+    claimed: set[str] = set()
+    superseded: dict[str, SkipRule] = {}
+    missing: list[Diagnostic] = []
+    wrong: list[Diagnostic] = []
+    for family in families:
+        if family.tie is not None:
+            matched.append(MatchedFamily(family, (), frozenset(), frozenset(), {}))
+            continue
+        alternative = family.alternatives[chosen[family.rule.number]]
+        matched.append(_match_family(family, alternative, tensors, claimed, missing, wrong))
+        if family.skips_others:
+            superseded.update(_other_spellings(family, alternative, tensors))
+    left = [name for name in tensors if name not in claimed] if len(claimed) < len(tensors) else []
+    skipped, unknown = _classify(left, skips, superseded)
+    return Matching(
+        tuple(matched),
+        skipped,
+        _counts(skips, skipped),
+        tuple(unknown),
+        len(tensors),
+        len(claimed),
+        (*_with_suggestions(missing, unknown), *_unknown_findings(unknown, missing), *wrong),
+    )
+
+
+def source_names(source: SourceFamily) -> list[str]:
+    """Return all names of the source family, its last index running fastest."""
+    return instantiate(source.template, [list(source.domains[index]) for index in source.template.indices])
+
+
+def _choose_alternatives(families: Sequence[Family], tensors: Mapping[str, TensorHeader]) -> dict[int, int]:
+    """Return per rule the position of the first alternative of which the checkpoint has any tensor (0 where none)."""
+    chosen: dict[int, int] = {}
+    for family in families:
+        present = next(
+            (position for position, alternative in enumerate(family.alternatives) if _is_present(alternative, tensors)),
+            len(family.alternatives),
+        ) if len(family.alternatives) > 1 else 0  # fmt: skip
+        known = chosen.get(family.rule.number)
+        chosen[family.rule.number] = present if known is None else min(known, present)
+    num_alternatives = {family.rule.number: len(family.alternatives) for family in families}
+    return {rule: position if position < num_alternatives[rule] else 0 for rule, position in chosen.items()}
+
+
+def _is_present(alternative: Sequence[SourceFamily], tensors: Mapping[str, TensorHeader]) -> bool:
+    return any(name in tensors for source in alternative for name in source_names(source))
+
+
+def _other_spellings(family: Family, taken: Sequence[SourceFamily], tensors: Mapping[str, TensorHeader]) -> dict[str, SkipRule]:
+    why = "another spelling of the same tensors was taken"
+    rule = SkipRule(-1 - family.rule.number, f"others of {family.rule.text}", why, (), family.rule.place)
+    others = (source for alternative in family.alternatives if alternative is not taken for source in alternative)
+    return {name: rule for source in others for name in source_names(source) if name in tensors}
+
+
+def _match_family(
+    family: Family,
+    alternative: tuple[SourceFamily, ...],
+    tensors: Mapping[str, TensorHeader],
+    claimed: set[str],
+    missing: list[Diagnostic],
+    wrong: list[Diagnostic],
+) -> MatchedFamily:
+    found: list[list[TensorHeader | None]] = []
+    names: list[list[str]] = []
+    get = tensors.get
+    for source in alternative:
+        spelled = source_names(source)
+        names.append(spelled)
+        found.append([get(name) for name in spelled])
+    absent: frozenset[Combination] = frozenset()
+    incomplete: frozenset[Combination] = frozenset()
+    if any(None in headers for headers in found):
+        absent, incomplete = _missing_targets(family, alternative, names, found, missing)
+    kinds: set[str] = set()
+    for source, spelled, headers in zip(alternative, names, found, strict=True):
+        present = [name for name, header in zip(spelled, headers, strict=True) if header is not None] if absent or incomplete else spelled
+        claimed.update(present)
+        if present and family.refusal:
+            wrong.append(finding("M506", place=family.rule.place, subject=present[0], name=present[0], problem=family.refusal))
+        shape = family.source_shape(source)
+        allowed = source.dtypes
+        for name, header in zip(spelled, headers, strict=True):
+            if header is None:
+                continue
+            kinds.add(header[0])
+            if shape is not None and header[1] != shape:
+                wrong.append(_wrong_shape(family, source, name, shape, header))
+            if allowed and header[0] not in allowed:
+                wrong.append(_wrong_dtype(family, name, allowed, header))
+    return MatchedFamily(family, alternative, absent, incomplete, _headers(family, alternative, found, kinds, wrong, names))
+
+
+def _missing_targets(
+    family: Family,
+    alternative: tuple[SourceFamily, ...],
+    names: list[list[str]],
+    found: list[list[TensorHeader | None]],
+    missing: list[Diagnostic],
+) -> tuple[frozenset[Combination], frozenset[Combination]]:
+    """Return (absent, incomplete) targets, and report each required source that is not there."""
+    lacking: dict[Combination, list[str]] = {}
+    having: set[Combination] = set()
+    for source, spelled, headers in zip(alternative, names, found, strict=True):
+        for name, header, combination in zip(spelled, headers, _targets_of(family, source), strict=True):
+            for each in combination:
+                if header is None:
+                    lacking.setdefault(each, []).append(name)
+                else:
+                    having.add(each)
+    absent = frozenset(lacking.keys() - having) if family.optional else frozenset()
+    incomplete = frozenset(lacking.keys() - absent)
+    required = [name for combination, lost in lacking.items() if combination in incomplete for name in lost]
+    for name in dict.fromkeys(required):
+        missing.append(finding("M501", place=family.rule.place, subject=name, name=name, rule=family.rule.text))
+    return absent, incomplete
+
+
+def _targets_of(family: Family, source: SourceFamily) -> Iterable[list[Combination]]:
+    """Yield, for each name of the source in order, the targets (values of the target's indices) that it feeds."""
+    indices = source.template.indices
+    choices = {index: family.domains[index] for index in family.target.indices}
+    for values in product(*(source.domains[index] for index in indices)):
+        fixed = dict(zip(indices, values, strict=True))
+        yield list(product(*([fixed[index]] if index in fixed else choices[index] for index in family.target.indices)))
+
+
+def _headers(
+    family: Family,
+    alternative: tuple[SourceFamily, ...],
+    found: list[list[TensorHeader | None]],
+    kinds: set[str],
+    wrong: list[Diagnostic],
+    names: list[list[str]],
+) -> dict[Combination, TensorHeader]:
+    first = next((header for headers in found for header in headers if header is not None), None)
+    if first is None:
+        return {}
+    if len(kinds) == 1 and family.axes is not None:
+        return {(): first}
+    by_target: dict[Combination, TensorHeader] = {}
+    for source, headers, spelled in zip(alternative, found, names, strict=True):
+        for header, name, combinations in zip(headers, spelled, _targets_of(family, source), strict=True):
+            for combination in combinations if header is not None else ():
+                assert header is not None
+                known = by_target.setdefault(combination, header)
+                if known.dtype != header.dtype:
+                    wrong.append(
+                        finding("M507", place=family.rule.place, subject=name, name=name, found=header.dtype, other=known.dtype)
+                    )
+    return by_target
+
+
+def _wrong_shape(family: Family, source: SourceFamily, name: str, shape: tuple[int, ...], header: TensorHeader) -> Diagnostic:
+    assert family.axes is not None
+    dims = ", ".join(_spell_axis(axis, size) for axis, size in zip(family.axes, shape, strict=True))
+    return finding("M503", place=family.rule.place, subject=name, name=name, expected=list(shape), dims=dims, found=list(header.shape))
+
+
+def _spell_axis(axis: Axis, size: int) -> str:
+    if not axis.dim:
+        return str(size)
+    return f"{axis.dim} / {axis.divisor} = {size}" if axis.divisor > 1 else f"{axis.dim} = {size}"
+
+
+def _wrong_dtype(family: Family, name: str, allowed: frozenset[str], header: TensorHeader) -> Diagnostic:
+    expected = " or ".join(f"{each} ({torch_name(each)})" for each in sorted(allowed))
+    return finding("M504", place=family.rule.place, subject=name, name=name, expected=expected, found=header.dtype)
+
+
+def _classify(
+    left: list[str], skips: Sequence[SkipRule], superseded: Mapping[str, SkipRule]
+) -> tuple[dict[str, SkipRule], list[str]]:
+    skipped: dict[str, SkipRule] = {}
+    unknown: list[str] = []
+    for name in left:
+        rule = superseded.get(name) or next((skip for skip in skips if skip.matches(name)), None)
+        if rule is None:
+            unknown.append(name)
+        else:
+            skipped[name] = rule
+    return skipped, unknown
+
+
+def _counts(skips: Sequence[SkipRule], skipped: Mapping[str, SkipRule]) -> dict[str, int]:
+    counts = {skip.text: 0 for skip in skips}
+    for rule in skipped.values():
+        counts[rule.text] = counts.get(rule.text, 0) + 1
+    return counts
+
+
+def _with_suggestions(missing: list[Diagnostic], unknown: list[str]) -> list[Diagnostic]:
+    if not unknown or len(missing) > MAX_SUGGESTIONS:
+        return missing
+    return [_suggest(each, unknown, "the checkpoint has {near!r}, which no rule names") for each in missing]
+
+
+def _unknown_findings(unknown: list[str], missing: list[Diagnostic]) -> list[Diagnostic]:
+    findings = [finding("M502", subject=name, name=name) for name in unknown]
+    if not missing or len(unknown) > MAX_SUGGESTIONS:
+        return findings
+    wanted = [each.subject for each in missing]
+    return [_suggest(each, wanted, "a rule expects {near!r}") for each in findings]
+
+
+def _suggest(diagnostic: Diagnostic, names: list[str], text: str) -> Diagnostic:
+    near = get_close_matches(diagnostic.subject, names[: MAX_SUGGESTIONS * 20], n=1, cutoff=0.8)
+    if not near:
+        return diagnostic
+    return Diagnostic(diagnostic.code, diagnostic.message, diagnostic.place, diagnostic.subject, text.format(near=near[0]), diagnostic.related)

@@ -1,0 +1,63 @@
+"""What one rank holds: its position on every mesh axis, and the index values that are its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+from mapper.layout import Mesh, Stage, expert_slots, on_stage, stage_layers
+from mapper.pattern import IndexValue
+from mapper.plan.family import Domains
+
+
+class Share:
+    """One rank of a mesh. `domains` are the full ranges of all indices, `placed` the mesh axis that owns an index."""
+
+    def __init__(self, mesh: Mesh, rank: int, domains: Domains, placed: Mapping[str, str]) -> None:
+        self.mesh = mesh
+        self.rank = rank
+        self.domains = domains
+        self.placed = placed
+
+    def coordinate(self, axis: str) -> tuple[int, int]:
+        """Return (size, position) of this rank along a mesh axis."""
+        return self._coordinates[axis]
+
+    @cached_property
+    def _coordinates(self) -> dict[str, tuple[int, int]]:
+        return {axis: (size, self.mesh.coordinate(axis, self.rank)) for axis, size in self.mesh.sizes.items()}
+
+    @property
+    def position(self) -> tuple[tuple[int, int], ...]:
+        """The rank's place on all axes; ranks with equal positions cut alike."""
+        return tuple(self._coordinates.values())
+
+    def holds(self, stage: Stage) -> bool:
+        """Return whether what is marked `stage` lives on this rank."""
+        return on_stage(stage, self.mesh.layout, self.rank)
+
+    def slots(self, index: str) -> tuple[IndexValue, ...]:
+        """Return the values of an index that live here, in slot order; all of them where no axis owns the index."""
+        return self._slots[index]
+
+    @cached_property
+    def _slots(self) -> dict[str, tuple[IndexValue, ...]]:
+        return {index: self._slots_of(index, values) for index, values in self.domains.items()}
+
+    def _slots_of(self, index: str, values: tuple[IndexValue, ...]) -> tuple[IndexValue, ...]:
+        axis = self.placed.get(index)
+        if axis is None:
+            return values
+        size, position = self._coordinates[axis]
+        owned = stage_layers(len(values), self.mesh.layout, position) if axis == "pp" else expert_slots(len(values), size, position)
+        return values[owned.start : owned.stop]
+
+    def owned(self, index: str, values: tuple[IndexValue, ...]) -> tuple[IndexValue, ...]:
+        """Return those of `values` that live here, in slot order."""
+        if index not in self.placed:
+            return values
+        here = self._slots[index]
+        if len(values) == len(self.domains[index]):
+            return here
+        wanted = set(values)
+        return tuple(value for value in here if value in wanted)

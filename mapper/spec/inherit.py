@@ -1,0 +1,3 @@
+"""stub"""
+def merge(parent, node):
+    return node

@@ -1,0 +1,123 @@
+"""`runtimes`: how one engine lays the checkpoint out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as Values
+
+from mapper.diagnostics import Place, finding
+from mapper.expressions import Expression
+from mapper.spec.formats import parse_formats
+from mapper.spec.model import Finalize, Keep, Mesh, Requirement, Runtime, Skip
+from mapper.spec.names import parse_indices, parse_lets
+from mapper.spec.rules import parse_items, parse_operations
+from mapper.spec.scalars import (
+    Findings,
+    expression,
+    items_of,
+    optional_expression,
+    pattern_of,
+    require_mapping,
+    text_of,
+)
+from mapper.messages.suggest import did_you_mean
+from mapper.yaml_source import Entry, Mapping, Node, Scalar
+
+Presets = Values[str, Values[str, Expression]]
+
+DEFAULT_MESH = "single"
+MESH_KEYS = ("like", "redundant_experts", "round_robin")
+
+
+def parse_runtimes(node: Node | None, presets: Presets, findings: Findings) -> dict[str, Runtime]:
+    """Return the runtimes by name; a mesh holds the axes of its preset and its own."""
+    if node is None:
+        return {}
+    return {entry.name: _runtime(entry, presets, findings) for entry in require_mapping(node).entries}
+
+
+def parse_presets(node: Node | None, findings: Findings) -> dict[str, dict[str, Expression]]:
+    """Return the mesh presets: the sizes of their axes, by name."""
+    if node is None:
+        return {}
+    return {
+        entry.name: {axis.name: expression(axis.value, findings) for axis in require_mapping(entry.value).entries}
+        for entry in require_mapping(node).entries
+    }
+
+
+def _runtime(entry: Entry, presets: Presets, findings: Findings) -> Runtime:
+    node = require_mapping(entry.value)
+    return Runtime(
+        name=entry.name,
+        mesh=_mesh(node.get("mesh"), entry.key.place, presets, findings),
+        requires=tuple(_requirement(require_mapping(each), findings) for each in items_of(node.get("requires"))),
+        let=parse_lets(node.get("let"), findings),
+        index=parse_indices(node.get("index"), findings),
+        formats=parse_formats(node.get("formats"), findings),
+        skip=tuple(_skip(require_mapping(each), findings) for each in items_of(node.get("skip"))),
+        keep=tuple(_keep(require_mapping(each), findings) for each in items_of(node.get("keep"))),
+        rules=parse_items(node.get("rules"), findings),
+        finalize=tuple(_finalize(require_mapping(each), findings) for each in items_of(node.get("finalize"))),
+        place=entry.key.place,
+    )
+
+
+def _mesh(node: Node | None, place: Place, presets: Presets, findings: Findings) -> Mesh:
+    if node is None:
+        return Mesh(DEFAULT_MESH, presets[DEFAULT_MESH], None, None, place)
+    if isinstance(node, Scalar):
+        return Mesh(node.text, _preset(node, presets, findings), None, None, node.place)
+    mapping = require_mapping(node)
+    like = mapping.get("like")
+    axes = dict(presets[DEFAULT_MESH] if like is None else _preset(like, presets, findings))
+    axes |= {entry.name: expression(entry.value, findings) for entry in mapping.entries if entry.name not in MESH_KEYS}
+    return Mesh(
+        like=text_of(like, DEFAULT_MESH),
+        axes=axes,
+        redundant_experts=optional_expression(mapping.get("redundant_experts"), findings),
+        round_robin=optional_expression(mapping.get("round_robin"), findings),
+        place=node.place,
+    )
+
+
+def _preset(node: Node, presets: Presets, findings: Findings) -> Values[str, Expression]:
+    name = text_of(node)
+    if name not in presets:
+        findings.append(finding("M205", place=node.place, hint=did_you_mean(name, presets), name=name))
+    return presets.get(name, {})
+
+
+def _requirement(node: Mapping, findings: Findings) -> Requirement:
+    that = node.get("that")
+    assert that is not None, "the schema requires that"
+    return Requirement(expression(that, findings), text_of(node.get("why")), node.place)
+
+
+def _skip(node: Mapping, findings: Findings) -> Skip:
+    source = node.get("source")
+    assert source is not None, "the schema requires source"
+    pattern = pattern_of(source, findings, wildcards=True)
+    when = optional_expression(node.get("when"), findings)
+    return Skip(pattern, text_of(node.get("why")), when, text_of(node.get("id")), source.place)
+
+
+def _keep(node: Mapping, findings: Findings) -> Keep:
+    target = node.get("target")
+    assert target is not None, "the schema requires target"
+    pattern = pattern_of(target, findings, wildcards=True)
+    when = optional_expression(node.get("when"), findings)
+    return Keep(pattern, text_of(node.get("why")), when, text_of(node.get("id")), target.place)
+
+
+def _finalize(node: Mapping, findings: Findings) -> Finalize:
+    output, kind = node.get("output"), node.get("kind")
+    assert output is not None, "the schema requires output"
+    return Finalize(
+        id=text_of(node.get("id")),
+        inputs=tuple(pattern_of(each, findings) for each in items_of(node.get("inputs"))),
+        output=pattern_of(output, findings),
+        kind=None if kind is None else text_of(kind),
+        do=parse_operations(node.get("do"), findings),
+        when=optional_expression(node.get("when"), findings),
+        place=node.place,
+    )
