@@ -33,6 +33,7 @@ TABLE = (  # tensor of the checkpoint, the parameter it lies in, how the ranks o
     (LAYER + r"mlp\.(shared_experts\.)?down_proj\.weight", r"\g<0>", "columns", ""),
     (EXPERT + r"(gate|up)_proj\.weight", r"\1mlp.experts.routed_experts.w13_weight", "expert rows", ""),
     (EXPERT + r"down_proj\.weight", r"\1mlp.experts.routed_experts.w2_weight", "expert columns", ""),
+    (LAYER + r"(embed_tokens|enorm|hnorm|eh_proj|shared_head\.(norm|head))\.weight", "", "nowhere", ""),  # of draft layers only
 )
 
 
@@ -40,98 +41,81 @@ def expect(name: str, config: dict[str, Any], pp: int) -> tuple[str, str, int, i
     """Return the parameter a tensor lies in, how ranks share it, on which stage, and its expert; "nowhere" in draft layers."""
     num_layers = config["num_hidden_layers"]
     sizes = [num_layers // pp + (pp - 1 - num_layers % pp <= stage < pp - 1) for stage in range(pp)]  # the last gets no extra
-    stages = np.repeat(range(pp), sizes).tolist()
-    ((match, parameter, kind, stage),) = ((m, *rest) for pattern, *rest in TABLE if (m := re.fullmatch(pattern, name)))
-    layer = int(match.groupdict().get("layer") or 0)
+    ((match, parameter, kind, stage),) = [(m, *row[1:]) for row in TABLE if (m := re.fullmatch(row[0], name))]
+    layer, expert = (int(match.groupdict().get(index) or 0) for index in ("layer", "expert"))
     if layer >= num_layers:
         return "", "nowhere", -1, 0
-    expert = int(match.groupdict().get("expert") or 0)
-    return match.expand(parameter), kind, {"first": 0, "last": pp - 1}.get(stage, stages[layer]), expert
+    stages = {"first": 0, "last": pp - 1, "": np.repeat(range(pp), sizes)[layer]}
+    return match.expand(parameter), kind, int(stages[stage]), expert
 
 
-def share(shape: tuple[int, ...], kind: str, owner: int | None, num_parts: int, part: int) -> tuple[np.ndarray, int]:
-    """Return how often part `part` of `num_parts` holds each element of a tensor, and how many zeros pad its share."""
-    mask = np.zeros(shape, dtype=np.int64)
+def mark_share(mask: np.ndarray, kind: str, owner: int | None, num_parts: int, part: int) -> int:
+    """Set `mask` to 1 where part `part` of `num_parts` holds a tensor; return how many zeros pad its share."""
     if kind == "vocabulary":  # padded to whole 64 rows
-        num_rows = -(-shape[0] // 64) * 64 // num_parts
+        num_rows = -(-len(mask) // 64) * 64 // num_parts
         mask[part * num_rows : (part + 1) * num_rows] = 1
-        return mask, num_rows * shape[1] - int(mask.sum())
+        return int(num_rows * mask.shape[1] - mask.sum())
     if kind == "whole" or owner is not None:
         mask[:] = owner in (None, part)
     else:
         np.split(mask, num_parts, axis=int(kind.endswith("columns")))[part][:] = 1  # a view; unequal parts raise
-    return mask, 0
-
-
-def position(name: str) -> list[int | str]:
-    """Return a sort key for the order in which tensors stand in a parameter: q_a before kv_a, gate before up, by number."""
-    return [int(part) if part.isdigit() else part for part in name.replace("q_a_proj", "a_q_proj").split(".")]
+    return 0
 
 
 def count(ranks_folder: Path, checkpoint_folder: Path) -> tuple[list[str], list[str]]:
-    """Return the errors, and a line per kind of tensor that says on how many ranks its elements are held."""
+    """Return the errors, and a line per kind of tensor that says how often its elements are held on all ranks together."""
     config = json.loads((checkpoint_folder / "config.json").read_text())
     layout = json.loads((ranks_folder / "layout.json").read_text())
     tp, pp, dp, ep = (layout[axis] for axis in ("tp", "pp", "dp", "ep"))
     owners = [rank for rank, each in enumerate(np.array_split(range(config["n_routed_experts"]), ep)) for _ in each]
     read = {name: tensor for file in checkpoint_folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
-    tensors = {name: read[name] for name in sorted(read, key=position)}
-    ends = np.cumsum([tensor.size for tensor in tensors.values()])
-    spans = {name: slice(end - tensor.size, end) for (name, tensor), end in zip(tensors.items(), ends, strict=True)}
+    # The order in which tensors stand in a parameter: q_a before kv_a, gate before up, experts by number.
+    parts = {name: name.replace("q_a_proj", "a_q_proj").split(".") for name in read}
+    tensors = {name: read[name] for name in sorted(read, key=lambda name: [part.zfill(9) for part in parts[name]])}
+    expected = {name: expect(name, config, pp) for name in tensors}
+    sizes = [tensor.size for tensor in tensors.values()]
+    spans = {name: slice(end - size, end) for name, size, end in zip(tensors, sizes, np.cumsum(sizes), strict=True)}
     values = np.concatenate([tensor.ravel() for tensor in tensors.values()])
     by_value = np.argsort(values)
     unique = values[by_value]
-    assert (np.diff(unique) > 0).all(), "two elements of the checkpoint are alike"
-    assert values.all(), "an element of the checkpoint is zero"
-    expected = {name: expect(name, config, pp) for name in tensors}
-    home = np.repeat([each[0] for each in expected.values()], [tensor.size for tensor in tensors.values()])
-    errors, copies, num_zeros = [], np.zeros(values.size, dtype=np.int64), 0
+    assert len({0.0, *values.tolist()}) == values.size + 1, "two elements of the checkpoint are alike, or one is zero"
+    parameters = [*dict.fromkeys(parameter for parameter, *_ in expected.values()), "no parameter"]
+    home = np.repeat([*(parameters.index(parameter) for parameter, *_ in expected.values()), len(parameters) - 1], [*sizes, 1])
+    errors, copies, num_zeros = [], np.zeros_like(home), 0
     for rank in range(tp * pp * dp):
         tp_rank, stage, dp_rank = rank % tp, rank // tp % pp, rank // (tp * pp)
-        held, zeros = np.zeros(values.size, dtype=np.int64), Counter()
+        held, zeros = np.zeros_like(home), Counter[str]()
         for parameter, tensor in load_file(ranks_folder / f"rank{rank}.safetensors").items():
-            flat = tensor.ravel()
+            flat, at = tensor.ravel(), f"rank {rank}: {parameter}: at"
             places = np.searchsorted(unique, flat).clip(max=values.size - 1)
-            found = unique[places] == flat
-            numbers = by_value[places[found]]
+            numbers = np.where(unique[places] == flat, by_value[places], values.size)  # the last is of no element
             np.add.at(held, numbers, 1)
             zeros[parameter] = int((flat == 0).sum())
-            at = f"rank {rank}: {parameter}: at"
-            errors += [f"{at} {i} is {flat[i]!r}, no element" for i in np.flatnonzero(~found & (flat != 0))[:1]]
-            errors += [
-                f"{at} {i} is an element of {home[numbers[i]]!r}" for i in np.flatnonzero(home[numbers] != parameter)[:1]
-            ]
-            in_order = np.diff(np.where(found, by_value[places], values.size)) >= 0  # padding comes last
-            errors += [f"{at} {i + 1} the order of elements breaks" for i in np.flatnonzero(~in_order)[:1]]
+            own = parameters.index(parameter) if parameter in parameters else -1
+            strange = np.flatnonzero((home[numbers] != own) & (flat != 0))[:1]
+            errors += [f"{at} {i} is {flat[i]}, which belongs in {parameters[home[numbers[i]]]}" for i in strange]
+            errors += [f"{at} {i + 1} the order of elements breaks" for i in np.flatnonzero(np.diff(numbers) < 0)[:1]]
         num_zeros += zeros.total()
         for name, (parameter, kind, its_stage, expert) in expected.items():
-            mask, found = np.zeros(tensors[name].shape, dtype=np.int64), held[spans[name]].reshape(tensors[name].shape)
-            if stage == its_stage:
-                of_expert = kind.startswith("expert")
-                num_parts, part = (tp * dp, dp_rank * tp + tp_rank) if of_expert else (tp, tp_rank)
-                mask, num_padding = share(mask.shape, kind, owners[expert] if of_expert and ep > 1 else None, num_parts, part)
-                zeros[parameter] -= num_padding
-            wrong = np.argwhere(found != mask)
-            for i in map(tuple, wrong[:1].tolist()):
-                errors.append(
-                    f"rank {rank}: {name}{list(i)} is held {found[i]} times, not {mask[i]} ({len(wrong)} such elements)"
-                )
+            found, mask = held[spans[name]].reshape(tensors[name].shape), np.zeros(tensors[name].shape, dtype=int)
+            if stage == its_stage and kind.startswith("expert"):
+                mark_share(mask, kind, owners[expert] if ep > 1 else None, tp * dp, dp_rank * tp + tp_rank)
+            elif stage == its_stage:
+                zeros[parameter] -= mark_share(mask, kind, None, tp, tp_rank)
+            wrong = np.argwhere(found != mask).tolist()
+            for i in map(tuple, wrong[:1]):
+                errors.append(f"rank {rank}: {name}{list(i)} is held {found[i]} times, not {mask[i]}; {len(wrong)} are wrong")
         errors += [f"rank {rank}: {parameter} has {number:+} zeros" for parameter, number in zeros.items() if number]
         copies += held
-    report = []
-    for kind in dict.fromkeys(each[1] for each in expected.values()):
+    report = [f"{values.size:,} elements; {copies[:-1].sum():,} held on {tp * pp * dp} ranks, and {num_zeros:,} zeros"]
+    for kind in dict.fromkeys(kind for _, kind, *_ in expected.values()):
         names = [name for name in tensors if expected[name][1] == kind]
         times = np.concatenate([copies[spans[name]] for name in names])
-        report.append(
-            f"{kind:14} {len(names):4} tensors, {times.size:9,} elements, each held {times.min()} to {times.max()} times"
-        )
-    return errors, [
-        *report,
-        f"{values.size:,} elements; {copies.sum():,} held on {tp * pp * dp} ranks, and {num_zeros:,} zeros",
-    ]
+        report.append(f"{kind:14} {len(names):4} tensors, {times.size:9,} elements, each {times.min()} to {times.max()} times")
+    return errors, report
 
 
 if __name__ == "__main__":
-    found_errors, report = count(Path(sys.argv[1]), Path(sys.argv[2]))
-    print(*report, *found_errors[:20], f"{len(found_errors)} errors", sep="\n")
+    found_errors, lines = count(Path(sys.argv[1]), Path(sys.argv[2]))
+    print(*lines, *found_errors[:20], f"{len(found_errors)} errors", sep="\n")
     sys.exit(1 if found_errors else 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +87,7 @@ def quiet_transformers() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _different(ours: Iterable[tuple[str, torch.Tensor]], reference: dict[str, torch.Tensor]) -> tuple[str, ...]:
+def _different(ours: Iterable[tuple[str, torch.Tensor]], reference: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
     found = dict(ours)
     names = dict.fromkeys((*reference, *found))
     return tuple(name for name in names if not _is_same(found.get(name), reference.get(name)))

@@ -1,0 +1,97 @@
+"""The loader: a program on a model, filled from files or from a stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import nn
+
+from mapper.checkpoint import Checkpoint
+from mapper.compile import Program
+from mapper.plan.plan import Plan, Step
+from mapper.report.load import LoadReport
+from mapper.session import UpdateSession
+from mapper.transfer.bind import Binding, Model, bind, materialize
+from mapper.transfer.copy import copy_box, fill_padding
+from mapper.load.files import CheckpointFiles
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all) while a load runs."""
+
+
+class Loader:
+    """Fills a model, or a mapping of names to tensors, as a program says.
+
+    A module's parameters on meta get storage on `device` first. Nothing is written before the whole load is proved.
+    """
+
+    def __init__(self, program: Program, model: Model, *, device: torch.device | str = "cpu") -> None:
+        self.program = program
+        self.model = model
+        if isinstance(model, nn.Module):
+            materialize(model, device=device)
+
+    def load(self, checkpoint: Checkpoint, *, progress: Progress | None = None) -> LoadReport:
+        """Fill the model from the checkpoint's files and return the account; raises MapperError before the first write.
+
+        Only the slices that this rank needs are read.
+        """
+        start = time.perf_counter()
+        plan = self.program.plan(checkpoint)
+        binding = bind(plan, self.model)
+        steps = _in_file_order(plan, binding)
+        proved = time.perf_counter()
+        written = 0
+        total = sum(_num_bytes(binding, step) for step in steps)
+        with torch.no_grad(), CheckpointFiles(checkpoint) as files:
+            for step in steps:
+                copy_box(binding.tensors[step.target], step.target_box, files.read_box(plan.tensors[step.source], step.source_box))
+                written += _num_bytes(binding, step)
+                if progress is not None:
+                    progress(written, total)
+            padded = fill_padding(binding.tensors, plan.padding())
+        return _report(plan, binding, files.bytes_read, written, padded, proved - start, time.perf_counter() - proved)
+
+    def update(self, *, scope: Literal["all"] = "all") -> UpdateSession:
+        """Return a session that fills the model from a stream of (name, tensor)."""
+        assert scope == "all", f"a session over {scope!r} is not available"
+        return UpdateSession(self.program, self.model)
+
+
+def _in_file_order(plan: Plan, binding: Binding) -> list[Step]:
+    """Return the steps that have a tensor of their own to write, in the order in which their bytes lie in the files."""
+    tensors = plan.tensors
+    twins = {name for name, target in plan.targets.items() if target.tied_to is not None} - set(binding.copied_twins)
+    steps = [step for step in plan.steps() if step.target not in twins]
+    return sorted(steps, key=lambda step: (tensors[step.source].file, tensors[step.source].start, step.source_box))
+
+
+def _num_bytes(binding: Binding, step: Step) -> int:
+    count = binding.tensors[step.target].element_size()
+    for start, stop in step.target_box:
+        count *= stop - start
+    return count
+
+
+def _report(plan: Plan, binding: Binding, read: int, written: int, padded: int, plan_seconds: float, seconds: float) -> LoadReport:
+    matching = plan.matching
+    loaded = plan.num_loaded
+    return LoadReport(
+        rank=plan.rank,
+        layout=str(plan.share.mesh.layout),
+        sources=matching.num_sources,
+        loaded=loaded,
+        elsewhere=matching.num_claimed - loaded,
+        skipped_by=matching.skipped_by,
+        targets=len(plan.targets),
+        tied=sum(target.tied_to is not None for target in plan.targets.values()),
+        kept=binding.kept,
+        bytes_read=read,
+        bytes_written=written,
+        bytes_padded=padded,
+        plan_seconds=plan_seconds,
+        seconds=seconds,
+    )

@@ -1,0 +1,88 @@
+"""A plan against the parameters that a model really has: names, local shapes and dtypes, before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from mapper.diagnostics import Diagnostic, finding
+from mapper.ops.dtypes import torch_name
+from mapper.plan.plan import Plan, PlannedTarget
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredTarget:
+    """A parameter of the model: local shape, torch dtype name, and the first name of its storage where it has several."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    storage: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How a plan fits a model: what is kept by which rule, and everything that does not fit."""
+
+    kept: Mapping[str, str]
+    findings: tuple[Diagnostic, ...]
+
+
+def fit(plan: Plan, declared: Mapping[str, DeclaredTarget]) -> Fit:
+    """Return how the plan's targets and the model's parameters fit.
+
+    A parameter under several names is filled through one of them; a tied target needs no storage of its own.
+    """
+    findings: list[Diagnostic] = []
+    filled = set()
+    for target in plan.targets.values():
+        model = declared.get(target.name)
+        if model is None:
+            findings += _absent(plan, target, declared)
+            continue
+        filled.add(model.storage)
+        findings += _mismatch(plan, target, model)
+    kept: dict[str, str] = {}
+    for name, model in declared.items():
+        if model.storage in filled or model.storage in kept:
+            continue
+        keep = next((rule for rule in plan.keeps if any(rule.matches(each) for each in _names_of(model.storage, declared, name))), None)
+        if keep is None and name == model.storage:
+            findings.append(_unfilled(plan, name, model))
+        elif keep is not None:
+            kept[model.storage] = keep.text
+    return Fit(kept, tuple(findings))
+
+
+def _names_of(storage: str, declared: Mapping[str, DeclaredTarget], name: str) -> Iterable[str]:
+    return [name] if name == storage else [storage, name]
+
+
+def _absent(plan: Plan, target: PlannedTarget, declared: Mapping[str, DeclaredTarget]) -> list[Diagnostic]:
+    if target.tied_to is not None and target.tied_to in declared:
+        return []
+    near = get_close_matches(target.name, declared, n=1, cutoff=0.8)
+    hint = f"the model has {near[0]!r}" if near else ""
+    rule = _rule_of(plan, target)
+    return [finding("M531", place=rule.place, subject=target.name, hint=hint, rule=rule.text, name=target.name)]
+
+
+def _mismatch(plan: Plan, target: PlannedTarget, model: DeclaredTarget) -> list[Diagnostic]:
+    rule = _rule_of(plan, target)
+    named = {"place": rule.place, "subject": target.name}
+    findings = []
+    if target.shape != model.shape:
+        findings.append(finding("M532", **named, name=target.name, found=list(model.shape), expected=list(target.shape)))  # type: ignore[arg-type]
+    if target.dtype and torch_name(target.dtype) != model.dtype:
+        findings.append(finding("M533", **named, name=target.name, found=model.dtype, expected=torch_name(target.dtype)))  # type: ignore[arg-type]
+    return findings
+
+
+def _unfilled(plan: Plan, name: str, model: DeclaredTarget) -> Diagnostic:
+    near = get_close_matches(name, plan.targets, n=1, cutoff=0.8)
+    hint = f"a rule fills {near[0]!r}" if near else ""
+    return finding("M530", subject=name, hint=hint, name=name, shape=list(model.shape))
+
+
+def _rule_of(plan: Plan, target: PlannedTarget):  # type: ignore[no-untyped-def]
+    return next(each.family.rule for each in plan.matching.families if each.family.rule.number == target.rule)

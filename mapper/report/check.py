@@ -1,0 +1,180 @@
+"""A spec proved against a checkpoint's headers, on every rank of a layout or on one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+from mapper.checkpoint import Checkpoint
+from mapper.compile import Program
+from mapper.diagnostics import Diagnostic, as_objects, finding, render_text
+from mapper.plan.geometry import Piece
+from mapper.plan.matching import Matching
+from mapper.plan.plan import Plan
+from mapper.plan.targets import DeclaredTarget, fit
+from mapper.regions import spell, uncovered, whole
+
+Targets = Mapping[str, DeclaredTarget]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceCounts:
+    """Source tensors: `loaded` by some rank, `elsewhere` where one rank is asked about, `skipped`, and `unknown`."""
+
+    total: int
+    loaded: int
+    elsewhere: int
+    skipped: int
+    unknown: int
+
+
+@dataclass(frozen=True, slots=True)
+class TargetCounts:
+    """Parameters over all ranks asked about."""
+
+    total: int
+    complete: int
+    kept: int
+    incomplete: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """What a check has found. `bytes_per_rank` are the parameters' bytes, in rank order."""
+
+    ok: bool
+    spec: str
+    runtime: str
+    layout: str
+    ranks: int
+    sources: SourceCounts
+    skipped_by: Mapping[str, int]
+    targets: TargetCounts
+    targets_declared_by: Literal["spec", "model"]
+    bytes_per_rank: tuple[int, ...]
+    findings: tuple[Diagnostic, ...] = field(default=())
+
+    def to_json(self) -> dict[str, object]:
+        """Return the report as an object for JSON."""
+        plain = {name: getattr(self, name) for name in ("ok", "spec", "runtime", "layout", "ranks")}
+        return {
+            **plain,
+            "sources": asdict(self.sources),
+            "skipped_by": dict(self.skipped_by),
+            "targets": asdict(self.targets),
+            "targets_declared_by": self.targets_declared_by,
+            "bytes_per_rank": list(self.bytes_per_rank),
+            "findings": as_objects(self.findings),
+            "evidence": "structure: coverage and conservation by region; meaning is not judged here",
+        }
+
+    def to_text(self) -> str:
+        """Return the report for a person."""
+        sources, targets = self.sources, self.targets
+        declared = "the spec" if self.targets_declared_by == "spec" else "the model"
+        lines = [
+            *(render_text(each) for each in self.findings),
+            f"{self.spec} {self.runtime} on {self.layout}: {self.ranks} rank{'s' if self.ranks != 1 else ''}",
+            f"  sources  {sources.total:,}: {sources.loaded:,} loaded, "
+            + (f"{sources.elsewhere:,} elsewhere, " if sources.elsewhere else "")
+            + f"{sources.skipped:,} skipped, {sources.unknown:,} unknown",
+            *(f"           {count:,} skipped by {rule}" for rule, count in self.skipped_by.items() if count),
+            f"  targets  {targets.total:,} (declared by {declared}): {targets.complete:,} complete, "
+            f"{targets.kept:,} kept, {targets.incomplete:,} incomplete",
+            f"  bytes    {_spread(self.bytes_per_rank)} per rank",
+            f"  {'ok: the structure is proved; what the values mean is not judged here' if self.ok else _count(self.findings)}",
+        ]
+        return "\n".join(lines)
+
+
+def check(
+    program: Program,
+    checkpoint: Checkpoint,
+    *,
+    ranks: Iterable[int] | None = None,
+    targets: Sequence[Targets] | None = None,
+) -> CheckReport:
+    """Return the proof of `program` against the checkpoint's headers on `ranks` (None: all of the layout).
+
+    `targets` are the model's own parameters: one mapping for every rank, or one for each in rank order.
+    """
+    chosen = list(range(program.layout.num_ranks) if ranks is None else ranks)
+    matching = program.match(checkpoint)
+    findings: dict[Diagnostic, None] = dict.fromkeys(matching.findings)
+    if targets is not None and len(targets) not in (1, program.layout.num_ranks):
+        findings[finding("M534", found=len(targets), expected=program.layout.num_ranks)] = None
+        targets = None
+    tally = _Tally(matching)
+    for rank in chosen:
+        plan = program.at_rank(rank).assemble(matching, checkpoint.tensors)
+        findings.update(dict.fromkeys(plan.findings))
+        tally.add(plan)
+        if targets is not None:
+            fitted = fit(plan, targets[0] if len(targets) == 1 else targets[rank])
+            findings.update(dict.fromkeys(fitted.findings))
+            tally.kept += len(fitted.kept)
+    covers_all = ranks is None or sorted(chosen) == list(range(program.layout.num_ranks))
+    if covers_all:
+        findings.update(dict.fromkeys(tally.unread()))
+    loaded = matching.num_claimed if covers_all else tally.loaded
+    sources = SourceCounts(
+        matching.num_sources, loaded, matching.num_claimed - loaded, len(matching.skipped), len(matching.unknown)
+    )
+    counts = TargetCounts(tally.total + tally.kept, tally.total - tally.incomplete, tally.kept, tally.incomplete)
+    return CheckReport(
+        ok=not findings,
+        spec=program.spec.id,
+        runtime=program.runtime,
+        layout=str(program.layout),
+        ranks=len(chosen),
+        sources=sources,
+        skipped_by=matching.skipped_by,
+        targets=counts,
+        targets_declared_by="spec" if targets is None else "model",
+        bytes_per_rank=tuple(tally.bytes),
+        findings=tuple(findings),
+    )
+
+
+class _Tally:
+    """Counts over ranks, and the boxes of each family's sources that some rank reads."""
+
+    def __init__(self, matching: Matching) -> None:
+        self.matching = matching
+        self.total = self.incomplete = self.kept = self.loaded = 0
+        self.bytes: list[int] = []
+        self._read: dict[tuple[int, int], set[Piece]] = {}
+
+    def add(self, plan: Plan) -> None:
+        self.total += len(plan.targets)
+        self.bytes.append(plan.num_bytes)
+        self.loaded = max(self.loaded, plan.num_loaded)
+        for local in plan.families:
+            incomplete = local.matched.incomplete
+            self.incomplete += sum(each in incomplete for each in local.combinations) if incomplete else 0
+            for position, pieces in enumerate(local.pieces):
+                self._read.setdefault((local.matched.family.number, position), set()).update(pieces)
+
+    def unread(self) -> Iterable[Diagnostic]:
+        """Yield the parts of sources that no rank reads, though a rule claims them."""
+        for matched in self.matching.families:
+            family = matched.family
+            for position, source in enumerate(matched.sources):
+                shape = family.source_shape(source)
+                pieces = self._read.get((family.number, position))
+                if shape is None or pieces is None:
+                    continue
+                for box in uncovered(whole(shape), sorted(piece.source for piece in pieces)):
+                    name = str(source.template)
+                    yield finding("M535", place=family.rule.place, subject=name, name=name, box=spell(box))
+
+
+def _spread(sizes: Sequence[int]) -> str:
+    if not sizes:
+        return "0"
+    return f"{min(sizes):,}" if min(sizes) == max(sizes) else f"{min(sizes):,} to {max(sizes):,}"
+
+
+def _count(findings: Sequence[Diagnostic]) -> str:
+    return f"{len(findings):,} finding{'s' if len(findings) != 1 else ''}"
