@@ -23,7 +23,8 @@ from safetensors.torch import save_file
 
 NUM_BITS = 24  # the integers that float32 holds exactly
 MASK = (1 << NUM_BITS) - 1
-FACTORS = (0x9E3779, 0x85EBCB)  # odd, so that each product modulo 2**24 is a permutation
+# Odd, so that each product modulo 2**24 is a permutation; tried until the reference's prompt reached every expert.
+FACTORS = (0xB07BF3, 0xAFCD81)
 NUM_SHARDS = 4
 
 # No two sizes alike: primes where nothing is cut, multiples of 4 where tensor parallelism cuts. The hidden size is one too,
@@ -44,7 +45,7 @@ CONFIG: dict[str, Any] = {
     "num_key_value_heads": 8,
     "q_lora_rank": 53,
     "kv_lora_rank": 37,
-    "qk_nope_head_dim": 17,
+    "qk_nope_head_dim": 19,
     "qk_rope_head_dim": 6,
     "v_head_dim": 13,
     "n_routed_experts": 6,

@@ -68,17 +68,17 @@ def count(ranks_folder: Path, checkpoint_folder: Path) -> tuple[list[str], list[
     layout = json.loads((ranks_folder / "layout.json").read_text())
     tp, pp, dp, ep = (layout[axis] for axis in ("tp", "pp", "dp", "ep"))
     owners = [rank for rank, each in enumerate(np.array_split(range(config["n_routed_experts"]), ep)) for _ in each]
-    read = {name: tensor for file in checkpoint_folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    read = {name: each for file in checkpoint_folder.glob("*.safetensors") for name, each in load_file(file).items()}
     # The order in which tensors stand in a parameter: q_a before kv_a, gate before up, experts by number.
-    parts = {name: name.replace("q_a_proj", "a_q_proj").split(".") for name in read}
-    tensors = {name: read[name] for name in sorted(read, key=lambda name: [part.zfill(9) for part in parts[name]])}
+    order = {name: re.sub(r"\d+", lambda digits: digits[0].zfill(9), name.replace("q_a_proj", "a_q_proj")) for name in read}
+    tensors = {name: read[name] for name in sorted(read, key=order.__getitem__)}
     expected = {name: expect(name, config, pp) for name in tensors}
     sizes = [tensor.size for tensor in tensors.values()]
     spans = {name: slice(end - size, end) for name, size, end in zip(tensors, sizes, np.cumsum(sizes), strict=True)}
     values = np.concatenate([tensor.ravel() for tensor in tensors.values()])
     by_value = np.argsort(values)
     unique = values[by_value]
-    assert len({0.0, *values.tolist()}) == values.size + 1, "two elements of the checkpoint are alike, or one is zero"
+    assert (np.diff(unique) > 0).all() & values.all(), "two elements of the checkpoint are alike, or one is zero"
     parameters = [*dict.fromkeys(parameter for parameter, *_ in expected.values()), "no parameter"]
     home = np.repeat([*(parameters.index(parameter) for parameter, *_ in expected.values()), len(parameters) - 1], [*sizes, 1])
     errors, copies, num_zeros = [], np.zeros_like(home), 0
@@ -102,16 +102,14 @@ def count(ranks_folder: Path, checkpoint_folder: Path) -> tuple[list[str], list[
                 mark_share(mask, kind, owners[expert] if ep > 1 else None, tp * dp, dp_rank * tp + tp_rank)
             elif stage == its_stage:
                 zeros[parameter] -= mark_share(mask, kind, None, tp, tp_rank)
-            wrong = np.argwhere(found != mask).tolist()
-            for i in map(tuple, wrong[:1]):
+            for i in map(tuple, (wrong := np.argwhere(found != mask).tolist())[:1]):
                 errors.append(f"rank {rank}: {name}{list(i)} is held {found[i]} times, not {mask[i]}; {len(wrong)} are wrong")
         errors += [f"rank {rank}: {parameter} has {number:+} zeros" for parameter, number in zeros.items() if number]
         copies += held
     report = [f"{values.size:,} elements; {copies[:-1].sum():,} held on {tp * pp * dp} ranks, and {num_zeros:,} zeros"]
-    for kind in dict.fromkeys(kind for _, kind, *_ in expected.values()):
-        names = [name for name in tensors if expected[name][1] == kind]
-        times = np.concatenate([copies[spans[name]] for name in names])
-        report.append(f"{kind:14} {len(names):4} tensors, {times.size:9,} elements, each {times.min()} to {times.max()} times")
+    for kind, num_tensors in Counter(kind for _, kind, *_ in expected.values()).items():
+        times = np.concatenate([copies[spans[name]] for name, each in expected.items() if each[1] == kind])
+        report.append(f"{kind:14} {num_tensors:4} tensors, {times.size:9,} elements, each {times.min()} to {times.max()} times")
     return errors, report
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import DeepseekV3ForCausalLM
 from transformers.utils import logging
 
-PROMPT_LENGTH = 64  # long enough that every expert of every layer is chosen for some token
+PROMPT_LENGTH = 96  # long enough that every expert of every layer is chosen for some token
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +39,16 @@ def load_reference(folder: Path) -> DeepseekV3ForCausalLM:
     Asserts that every parameter was read from the folder, and every tensor of it but the multi-token-prediction layers'.
     """
     with quiet_transformers():
-        model, found = DeepseekV3ForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+        loaded: Any = DeepseekV3ForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    model: DeepseekV3ForCausalLM = loaded[0].eval()
+    found: dict[str, set[str]] = loaded[1]
     num_layers, num_drafts = model.config.num_hidden_layers, model.config.num_nextn_predict_layers
     drafts = tuple(f"model.layers.{layer}." for layer in range(num_layers, num_layers + num_drafts))
     unread = sorted(name for name in found["unexpected_keys"] if not name.startswith(drafts))
     assert not found["missing_keys"], f"from_pretrained found no tensor for {sorted(found['missing_keys'])}"
     assert not found["mismatched_keys"], f"from_pretrained found other shapes for {sorted(found['mismatched_keys'])}"
     assert not unread, f"from_pretrained did not read {unread}"
-    return model.eval()
+    return model
 
 
 def compare_models(ours: nn.Module, reference: nn.Module) -> Comparison:
@@ -77,14 +79,14 @@ def logits_of(model: nn.Module) -> torch.Tensor:
 def quiet_transformers() -> Iterator[None]:
     """Silence the progress bar and the reports of Transformers inside the block."""
     verbosity, has_progress_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
         logging.set_verbosity(verbosity)
         if has_progress_bar:
-            logging.enable_progress_bar()
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _different(ours: Iterable[tuple[str, torch.Tensor]], reference: Mapping[str, torch.Tensor]) -> tuple[str, ...]:

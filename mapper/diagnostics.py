@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
+from mapper.folding import fold, split, unfold
 from mapper.messages import CATALOGUE
 
 OutputFormat = Literal["text", "json", "github"]
+Severity = Literal["error", "warning"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """One finding. `subject` names the tensor, parameter or file it is about; `related` are other places it concerns."""
+    """One finding. `subject` names the tensor, parameter or file it is about; `related` are other places it concerns.
+
+    An error is wrong whatever the user meant; a warning is advice, and nothing stops because of it.
+    """
 
     code: str
     message: str
@@ -35,18 +40,19 @@ class Diagnostic:
     subject: str = ""
     hint: str = ""
     related: tuple[tuple[str, Place], ...] = field(default=())
+    severity: Severity = "error"
 
     def __str__(self) -> str:
         return render_text(self)
 
 
 class MapperError(Exception):
-    """Everything that was found wrong at one stage. It pickles, and its text holds every finding."""
+    """Everything that was found wrong at one stage. It pickles, and its text holds every finding, repeats folded."""
 
     def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
         self.diagnostics = tuple(diagnostics)
         assert self.diagnostics, "an error needs at least one finding"
-        super().__init__("\n".join(render_text(each) for each in self.diagnostics))
+        super().__init__("\n".join(render_text(each) for each in fold_findings(self.diagnostics)))
 
     def __reduce__(self) -> tuple[type[MapperError], tuple[tuple[Diagnostic, ...]]]:
         return MapperError, (self.diagnostics,)
@@ -59,6 +65,7 @@ def finding(
     subject: str = "",
     hint: str = "",
     related: Iterable[tuple[str, Place]] = (),
+    severity: Severity = "error",
     **values: object,
 ) -> Diagnostic:
     """Return the finding `code` with its catalogue text filled in from `values`.
@@ -67,13 +74,14 @@ def finding(
     "unknown command 'chekc'"
     """
     message = CATALOGUE[code].template.format(**values)
-    return Diagnostic(code, message, place, subject, hint, tuple(related))
+    return Diagnostic(code, message, place, subject, hint, tuple(related), severity)
 
 
 def render_text(diagnostic: Diagnostic) -> str:
     """Return the finding as a person reads it: place, code, message, the line with a caret, related places, hint."""
     where = f"{diagnostic.place}: " if diagnostic.place else ""
-    lines = [f"{where}{diagnostic.code} {diagnostic.message}"]
+    kind = "" if diagnostic.severity == "error" else f"{diagnostic.severity} "
+    lines = [f"{where}{kind}{diagnostic.code} {diagnostic.message}"]
     if diagnostic.place is not None:
         lines += _excerpt(diagnostic.place)
     for label, place in diagnostic.related:
@@ -82,6 +90,42 @@ def render_text(diagnostic: Diagnostic) -> str:
     if diagnostic.hint:
         lines.append(f"  hint: {diagnostic.hint}")
     return "\n".join(lines)
+
+
+def fold_findings(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
+    """Return the findings with those of one code and place that differ only in numbers as one, in order.
+
+    The one names all numbers and counts what it stands for; what stays alone is unchanged.
+    """
+    groups: dict[tuple[object, ...], list[Diagnostic]] = {}
+    for each in diagnostics:
+        words, _ = split(each.message)
+        groups.setdefault((each.code, each.place, each.related, words), []).append(each)
+    return [folded for group in groups.values() for folded in _folded(group)]
+
+
+def _folded(group: Sequence[Diagnostic]) -> list[Diagnostic]:
+    if len(group) == 1:
+        return list(group)
+    by_message: dict[str, list[Diagnostic]] = {}
+    for each in group:
+        by_message.setdefault(each.message, []).append(each)
+    folded = []
+    for one in fold(by_message):
+        members = [each for message in unfold([one]) for each in by_message[message]]
+        if len(members) == 1:
+            folded += members
+            continue
+        subjects, hints = (fold(getattr(each, name) for each in members) for name in ("subject", "hint"))
+        folded.append(
+            replace(
+                members[0],
+                message=f"{one} ({len(members):,} findings)",
+                subject=str(subjects[0]) if len(subjects) == 1 else members[0].subject,
+                hint=str(hints[0]) if len(hints) == 1 else next(f"for one of them: {each.hint}" for each in members if each.hint),
+            )
+        )
+    return folded
 
 
 def render_json(diagnostics: Iterable[Diagnostic]) -> str:
@@ -100,7 +144,7 @@ def render_github(diagnostic: Diagnostic) -> str:
     escaped = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     place = diagnostic.place
     where = f" file={place.file},line={place.line},col={place.column}," if place else " "
-    return f"::error{where}title={diagnostic.code}::{escaped}"
+    return f"::{diagnostic.severity}{where}title={diagnostic.code}::{escaped}"
 
 
 def _excerpt(place: Place) -> list[str]:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
-from mapper.expressions import Expression, ExpressionError, parse as parse_expression
+from mapper.expressions import Expression, ExpressionError
+from mapper.expressions import parse as parse_expression
 
 IndexValue = int | str
 Bindings = dict[str, IndexValue]
@@ -104,8 +105,10 @@ def _split_segments(text: str) -> list[str]:
 
 
 def _parse_segment(text: str, column: int) -> Wildcard | tuple[Atom, ...]:
-    if text == "*" or text == "**":
-        return text
+    if text == "*":
+        return "*"
+    if text == "**":
+        return "**"
     if not text:
         raise PatternError("a segment between two dots is empty", column)
     atoms: list[Atom] = []
@@ -180,7 +183,9 @@ class Template:
         return ".".join(segment if isinstance(segment, str) else _describe(segment) for segment in self.segments)
 
 
-def bind(pattern: Pattern, value_of: Callable[[Expression, Bindings], object], domains: Mapping[str, Iterable[IndexValue]]) -> Template:
+def bind(
+    pattern: Pattern, value_of: Callable[[Expression, Bindings], object], domains: Mapping[str, Iterable[IndexValue]]
+) -> Template:
     """Return the template of `pattern` where the indices in `domains` run over their values.
 
     `value_of` evaluates a placeholder's expression at given index values. Raises `PatternError` when two index values
@@ -251,10 +256,8 @@ def _match(segments: Segments, parts: list[str], s: int, p: int, bindings: Bindi
 
 
 def _agree(indices: tuple[str, ...], values: tuple[IndexValue, ...], bindings: Bindings) -> bool:
-    for index, value in zip(indices, values, strict=True):
-        if bindings.setdefault(index, value) != value:
-            return False
-    return True
+    """Add the values to `bindings`; return whether every index still has one value."""
+    return all(bindings.setdefault(index, value) == value for index, value in zip(indices, values, strict=True))
 
 
 def instantiate(template: Template, values: list[list[IndexValue]]) -> list[str]:
@@ -346,8 +349,10 @@ def _common(a: Segments, b: Segments, bound_a: Bindings, bound_b: Bindings) -> I
 def _shared_texts(a: Segments, b: Segments, bound_a: Bindings, bound_b: Bindings) -> list[str]:
     """Return what both first segments can be; only the first where the choice cannot matter for what follows."""
     left, right = a[0], b[0]
-    if isinstance(left, str) or isinstance(right, str):
-        texts = ["x"] if isinstance(left, str) and isinstance(right, str) else list((right if isinstance(left, str) else left).texts)  # type: ignore[union-attr]
+    if isinstance(left, str):
+        texts = ["x"] if isinstance(right, str) else list(right.texts)
+    elif isinstance(right, str):
+        texts = list(left.texts)
     else:
         small, large = sorted((left.texts, right.texts), key=len)
         texts = [text for text in small if text in large]

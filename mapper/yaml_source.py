@@ -84,7 +84,7 @@ def read_file(path: Path) -> tuple[Mapping, str]:
         reason = error.strerror or str(error)
         raise MapperError([finding("M110", subject=str(path), file=str(path), reason=reason)]) from error
     try:
-        text = data.decode("utf-8")
+        text = data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         before = data[: error.start].decode("utf-8")
         lines = _LINE_BREAK.split(before)
@@ -123,6 +123,7 @@ def place_at(scalar: Scalar, offset: int) -> Place:
     raw = start.text[start.column - 1 :]
     before = scalar.text[:offset]
     quote = raw[:1]
+    written: str | None
     if quote == "'":
         written = before.replace("'", "''")
     elif quote == '"':
@@ -227,7 +228,7 @@ class _Builder:
     def node(self, event: Any, events: Iterator[yaml.Event], depth: int) -> Node:
         place = self.place(event)
         if isinstance(event, yaml.AliasEvent):
-            self.report("M103", event, name=event.anchor, mark="*")
+            self.report("M103", event, name=str(event.anchor), mark="*")
             return Scalar(None, "", place)
         if event.anchor is not None:
             self.report("M103", event, name=event.anchor, mark="&")
@@ -285,8 +286,9 @@ class _Builder:
             return False
         return True
 
-    def report(self, code: str, event: yaml.Event, **values: object) -> None:
-        self.findings.append(finding(code, place=self.place(event), **values))
+    def report(self, code: str, event: yaml.Event, **values: str) -> None:
+        message_values: dict[str, Any] = {**values}
+        self.findings.append(finding(code, place=self.place(event), **message_values))
 
     def place(self, event: Any) -> Place:
         return _place(self.file, self.lines, event.start_mark.line, event.start_mark.column)

@@ -77,7 +77,9 @@ def require_agreement(path: Path, data: bytes) -> None:
 
 
 @given(headers(), st.integers(0, 9), st.booleans())
-def test_right_file_reads_as_the_library_reads_it(path: Path, made: tuple[dict[str, Any], int], padding: int, ascii: bool) -> None:
+def test_right_file_reads_as_the_library_reads_it(
+    path: Path, made: tuple[dict[str, Any], int], padding: int, ascii: bool
+) -> None:
     header, size = made
     data = file_bytes(json.dumps(header, ensure_ascii=ascii) + " " * padding, counted(size))
     expected = library_view(data)
@@ -86,8 +88,14 @@ def test_right_file_reads_as_the_library_reads_it(path: Path, made: tuple[dict[s
 
 
 JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-1, 9) | st.sampled_from([2**31, 2**62, 2**63, 2**64, 0.0, 2.0, "F32", "F4", "X", ""]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["dtype", "shape", "data_offsets", "x"]), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-1, 9)
+    | st.sampled_from([2**31, 2**62, 2**63, 2**64, 0.0, 2.0, "F32", "F4", "X", ""]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["dtype", "shape", "data_offsets", "x"]), inner, max_size=3)
+    ),
     max_leaves=4,
 )
 
@@ -100,7 +108,11 @@ def wrong_values(draw: st.DrawFn) -> bytes:
     for _ in range(draw(st.integers(1, 3))):
         container: Any = header
         for _ in range(draw(st.integers(0, 2))):
-            below = [each for each in (container.values() if isinstance(container, dict) else container) if isinstance(each, dict | list)]
+            below = [
+                each
+                for each in (container.values() if isinstance(container, dict) else container)
+                if isinstance(each, dict | list)
+            ]
             if not below:
                 break
             container = draw(st.sampled_from(below))
@@ -133,8 +145,38 @@ def test_wrong_header_is_refused_where_the_library_refuses_it(path: Path, data: 
 
 
 TOKENS = st.sampled_from(
-    [b'"', b"\\", b"-0", b"1e3", b"1.0", b"NaN", b"true", b"null", b"[", b"]", b"{", b"}", b",", b":", b" ", b"\n", b"\0", b"\xff"]
-    + [b"\xef\xbb\xbf", b'"\\ud800"', b"\\u0061", b"18446744073709551616", b"[" * 300, b"9" * 5000, b'"a":1,', b'"dtype":"F32",', b"0", b"01"]
+    [
+        b'"',
+        b"\\",
+        b"-0",
+        b"1e3",
+        b"1.0",
+        b"NaN",
+        b"true",
+        b"null",
+        b"[",
+        b"]",
+        b"{",
+        b"}",
+        b",",
+        b":",
+        b" ",
+        b"\n",
+        b"\0",
+        b"\xff",
+    ]
+    + [
+        b"\xef\xbb\xbf",
+        b'"\\ud800"',
+        b"\\u0061",
+        b"18446744073709551616",
+        b"[" * 300,
+        b"9" * 5000,
+        b'"a":1,',
+        b'"dtype":"F32",',
+        b"0",
+        b"01",
+    ]
 )
 
 
@@ -161,6 +203,8 @@ def wrong_bytes(draw: st.DrawFn) -> bytes:
 @example(file_bytes('{"__metadata__":{"a":"\\udc00"}}', b""))
 @example(file_bytes("[" * 100_000, b""))
 @example(file_bytes("9" * 5000, b""))
+@example(file_bytes(f'{{"__metadata__": {{"\\n": {"[" * 900}{"]" * 900}}}}}', b""))
+@example(file_bytes(f'{{"\\n": {"[" * 900}{"]" * 900}}}', b""))
 def test_damaged_file_is_refused_where_the_library_refuses_it(path: Path, data: bytes) -> None:
     require_agreement(path, data)
 

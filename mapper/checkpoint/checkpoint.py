@@ -55,7 +55,7 @@ class Checkpoint:
             if os.path.isdir(absolute):
                 return _open_folder(absolute)
             if not os.path.exists(absolute):
-                raise MapperError([finding("M401", subject=absolute, path=absolute)])
+                raise MapperError([json_text.absent(absolute)])
             if absolute.endswith(".safetensors"):
                 return _open_files([absolute], path=absolute, folder=os.path.dirname(absolute))
             if absolute.endswith((".json", ".json.gz")):
@@ -196,7 +196,15 @@ def _in_two_files(
                 by_other.setdefault(files[before[name].file], []).append(name)
     hint = "open the list of files that is meant, or remove the other"
     return [
-        finding("M450", subject=file, hint=hint, count=len(names), other=file, file=other, tensors=json_text.shortened(names))
+        finding(
+            "M450",
+            subject=file,
+            hint=hint,
+            num_tensors=json_text.plural(len(names), "tensor"),
+            file=other,
+            other=file,
+            tensors=json_text.shortened(names),
+        )
         for other, names in by_other.items()
     ]
 
@@ -243,7 +251,7 @@ def _subfolders(folder: str) -> list[str]:
         except OSError:  # a subfolder that may not be listed is not part of the checkpoint either
             continue
         if count:
-            notes.append(f"{name}/: a subfolder with {count} .safetensors files")
+            notes.append(f"{name}/: a subfolder with {json_text.plural(count, '.safetensors file')}")
     return notes
 
 

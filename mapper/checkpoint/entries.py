@@ -16,6 +16,7 @@ from mapper.ops.dtypes import BITS
 IN_FILE = ("data_offsets", "dtype", "shape")
 IN_MANIFEST = ("dtype", "shape")
 
+AGAIN = "download or write the file again"
 REWRITE = "write the file again with the safetensors library"
 
 _MAX_NUM_BITS = 2**63 - 1
@@ -54,10 +55,12 @@ def require_columns(
     try:
         exact, repeated = json_text.parse_carefully(text)
     except ValueError as error:
-        findings.append(json_text.not_json(path, what="header of" if keys is IN_FILE else "manifest", reason=str(error)))
+        code, what = ("M433", "header") if keys is IN_FILE else ("M412", "manifest")
+        findings.append(finding(code, subject=path, hint=AGAIN, path=path, what=what, reason=str(error)))
         return None
     num_findings = len(findings)
-    findings += json_text.repeated_keys(repeated, path=path)
+    if repeated:
+        findings.append(json_text.repeated_keys(repeated, path=path))
     findings += fold(_problems({name: exact[name] for name in entries}, keys=keys), path=path)
     if len(findings) > num_findings:
         return None
@@ -121,7 +124,7 @@ def _problems(entries: dict[str, Any], *, keys: tuple[str, ...]) -> Iterator[Pro
 
 def _problem(name: str, entry: Any, *, keys: tuple[str, ...]) -> Problem | None:
     if not isinstance(entry, dict) or sorted(entry) != list(keys):
-        found = f"the keys {sorted(entry)}" if isinstance(entry, dict) else json_text.kind_of(entry)
+        found = f"an object with the keys {sorted(entry)}" if isinstance(entry, dict) else json_text.kind_of(entry)
         return Problem("M435", name, {"found": found, "expected": list(keys)})
     dtype, shape = entry["dtype"], entry["shape"]
     if not isinstance(dtype, str) or dtype not in BITS:

@@ -12,13 +12,12 @@ from itertools import repeat
 from typing import Any, NamedTuple
 
 from mapper.checkpoint import json_text
-from mapper.checkpoint.entries import IN_FILE, REWRITE, Columns, Problem, fold, require_columns
+from mapper.checkpoint.entries import AGAIN, IN_FILE, REWRITE, Columns, Problem, fold, require_columns
 from mapper.diagnostics import Diagnostic, finding
 
 MAX_HEADER_SIZE = 100_000_000  # bytes; the limit of the safetensors library
 
 _LENGTH_SIZE = 8
-_AGAIN = "download or write the file again"
 
 
 class TensorHeader(NamedTuple):
@@ -60,7 +59,7 @@ def read_file_header(path: str, *, file: int, findings: list[Diagnostic]) -> Fil
             stream.seek(_LENGTH_SIZE)
             data = stream.read(_header_size(start))
     except FileNotFoundError:
-        findings.append(finding("M401", subject=path, hint="a link may point to a file that was removed", path=path))
+        findings.append(json_text.absent(path))
         return None
     except OSError as error:
         findings.append(json_text.unreadable(path, error))
@@ -77,14 +76,14 @@ def _start_problem(path: str, *, start: bytes, size: int) -> Diagnostic | None:
     if start == json_text.LFS_POINTER:
         return json_text.lfs_pointer(path)
     if size < _LENGTH_SIZE:
-        return finding("M430", subject=path, hint=_AGAIN, path=path, size=size)
+        return finding("M430", subject=path, hint=AGAIN, path=path, size=size)
     header_size = _header_size(start)
     if header_size > MAX_HEADER_SIZE:
         hint = "the file is of another kind (a page, a zip, a pickle?) or damaged: download it again"
         values: dict[str, Any] = {"start": start[:_LENGTH_SIZE], "length": header_size, "limit": MAX_HEADER_SIZE}
         return finding("M431", subject=path, hint=hint, path=path, **values)
     if _LENGTH_SIZE + header_size > size:
-        return finding("M432", subject=path, hint=_AGAIN, path=path, expected=_LENGTH_SIZE + header_size, size=size)
+        return finding("M432", subject=path, hint=AGAIN, path=path, expected=_LENGTH_SIZE + header_size, size=size)
     return None
 
 
@@ -95,7 +94,7 @@ def _parse_header(
         text = data.decode("utf-8")
         entries = json_text.loads(text)
     except ValueError as error:
-        findings.append(finding("M433", subject=path, hint=_AGAIN, path=path, reason=str(error)))
+        findings.append(finding("M433", subject=path, hint=AGAIN, path=path, reason=str(error)))
         return None
     if not isinstance(entries, dict):
         findings.append(_wrong_header(path, "an object of {name: {dtype, shape, data_offsets}}", found=entries))
@@ -129,10 +128,12 @@ def _coverage_problems(path: str, names: list[str], columns: Columns, *, data_st
         rows = zip(columns.begins, columns.ends, names, strict=True)
         past = sorted((begin, name) for begin, end, name in rows if data_start + end > size)
         _, first = past[0]
-        hint = "download the file again"
-        yield finding("M443", subject=path, hint=hint, path=path, expected=expected, size=size, count=len(past), name=first)
+        hint, num_tensors = "download the file again", json_text.plural(len(past), "tensor")
+        yield finding(
+            "M443", subject=path, hint=hint, path=path, expected=expected, size=size, num_tensors=num_tensors, name=first
+        )
     if size > expected:
-        yield finding("M444", subject=path, hint=_AGAIN, path=path, expected=expected, size=size)
+        yield finding("M444", subject=path, hint=AGAIN, path=path, expected=expected, size=size)
 
 
 def _gaps(names: list[str], columns: Columns) -> Iterator[Problem]:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from mapper.checkpoint import json_text
 from mapper.checkpoint.header import FileHeader, TensorHeader
+from mapper.checkpoint.json_text import plural, shortened
 from mapper.diagnostics import Diagnostic, finding
 
 
@@ -31,7 +32,7 @@ def read_index(path: str, *, findings: list[Diagnostic]) -> Index | None:
 def parse_index(text: str, value: Any, *, path: str, findings: list[Diagnostic]) -> Index | None:
     """Return the index in `value`, which is the JSON `text` of the file `path`.
 
-    On failure append to `findings` and return None.
+    On failure append to `findings` and return None; where only some files are wrong, return the index without them.
     """
     weight_map = value.get("weight_map") if isinstance(value, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
@@ -39,38 +40,42 @@ def parse_index(text: str, value: Any, *, path: str, findings: list[Diagnostic])
         expected = "an object with a 'weight_map' of {tensor: file}"
         findings.append(finding("M414", subject=path, what="index", path=path, expected=expected, found=found))
         return None
-    num_findings = len(findings)
-    if json_text.is_suspicious(text, num_strings=json_text.count_strings(value)):
-        try:
-            _, repeated = json_text.parse_carefully(text)
-        except ValueError as error:
-            findings.append(json_text.not_json(path, what="index", reason=str(error)))
-            return None
-        findings += json_text.repeated_keys(repeated, path=path)
-    folder = os.path.dirname(path)
-    unnamed = [name for name, file in weight_map.items() if not isinstance(file, str) or not file or "\0" in file]
-    if unnamed:
-        found = repr(weight_map[unnamed[0]])
-        values: dict[str, Any] = {"count": len(unnamed), "tensors": json_text.shortened(unnamed), "found": found}
-        findings.append(finding("M422", subject=path, hint="write the index again", **values))
+    problem = _map_problem(text, value, weight_map, path=path)
+    if problem is not None:
+        findings.append(problem)
         return None
     names: dict[str, list[str]] = {file: [] for file in sorted(set(weight_map.values()))}
     for name, file in weight_map.items():
         names[file].append(name)
+    folder = os.path.dirname(path)
     outside = [file for file in names if _leaves(folder, file)]
     if outside:
         hint = "move the files into the folder of the index and name them relative to it"
-        findings.append(finding("M421", subject=path, hint=hint, count=len(outside), files=json_text.shortened(outside)))
+        values: dict[str, Any] = {"num_files": plural(len(outside), "file"), "files": shortened(outside)}
+        findings.append(finding("M421", subject=path, hint=hint, **values))
     missing = [file for file in names if file not in outside and not os.path.exists(os.path.join(folder, file))]
     if missing:
         lost = [name for file in missing for name in names[file]]
-        values = {"count": len(missing), "files": json_text.shortened(missing, num_shown=5)}
-        values |= {"num_tensors": len(lost), "total": len(weight_map), "tensors": json_text.shortened(lost)}
+        values = {"num_files": plural(len(missing), "file"), "files": shortened(missing, num_shown=5)}
+        values |= {"num_tensors": len(lost), "total": len(weight_map), "tensors": shortened(lost)}
         findings.append(finding("M420", subject=path, hint="download the missing files", **values))
     unusable = {*outside, *missing}
-    if len(findings) > num_findings:
-        names = {file: each for file, each in names.items() if file not in unusable}
-    return Index(path, folder, names)
+    return Index(path, folder, {file: each for file, each in names.items() if file not in unusable})
+
+
+def _map_problem(text: str, value: Any, weight_map: dict[str, Any], *, path: str) -> Diagnostic | None:
+    if json_text.is_suspicious(text, num_strings=json_text.count_strings(value)):
+        try:
+            _, repeated = json_text.parse_carefully(text)
+        except ValueError as error:
+            return json_text.not_json(path, what="index", reason=str(error))
+        if repeated:
+            return json_text.repeated_keys(repeated, path=path)
+    unnamed = [name for name, file in weight_map.items() if not isinstance(file, str) or not file or "\0" in file]
+    if not unnamed:
+        return None
+    values: dict[str, Any] = {"num_tensors": plural(len(unnamed), "tensor"), "tensors": shortened(unnamed)}
+    return finding("M422", subject=path, hint="write the index again", found=repr(weight_map[unnamed[0]]), **values)
 
 
 def select_tensors(
@@ -104,7 +109,7 @@ def _misplaced(file: str, absent: list[str], headers: dict[str, FileHeader]) -> 
             name
         )
     for other, names in elsewhere.items():
-        values: dict[str, Any] = {"file": file, "count": len(names), "tensors": json_text.shortened(names)}
+        values: dict[str, Any] = {"file": file, "num_tensors": plural(len(names), "tensor"), "tensors": shortened(names)}
         if other is None:
             findings.append(finding("M423", subject=file, hint="download the file and the index again", **values))
         else:
@@ -120,7 +125,7 @@ def _left_out(file: str, extra: list[str], index: Index) -> list[str]:
     notes: list[str] = []
     for owner, names in by_owner.items():
         reason = f"gives to {owner}" if owner else "does not name"
-        notes.append(f"{file}: {len(names)} tensors that the index {reason}: {json_text.shortened(names)}")
+        notes.append(f"{file}: {plural(len(names), 'tensor')} that the index {reason}: {shortened(names)}")
     return notes
 
 

@@ -16,6 +16,7 @@ LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _GZIP = b"\x1f\x8b"
 _CONFLICT_MARKER = re.compile(r"^(?:<{7} .*|={7}|>{7} .*)\r?$", re.MULTILINE)
 _MAX_SHOWN = 120
+_TOO_DEEP = "it is nested too deep"
 
 
 def require_text(path: str, *, what: str, findings: list[Diagnostic]) -> str | None:
@@ -40,7 +41,7 @@ def loads(text: str) -> Any:
     try:
         return json.loads(text)
     except RecursionError as error:
-        raise ValueError("it is nested too deep") from error
+        raise ValueError(_TOO_DEEP) from error
 
 
 def parse_text(text: str, *, path: str, what: str, findings: list[Diagnostic]) -> Any:
@@ -69,13 +70,17 @@ def is_suspicious(text: str, *, num_strings: int) -> bool:
 
 def count_strings(value: Any) -> int:
     """Return how many strings, keys included, the JSON `value` is written with."""
-    if isinstance(value, str):
-        return 1
-    if isinstance(value, list):
-        return sum(map(count_strings, value))
-    if isinstance(value, dict):
-        return len(value) + sum(map(count_strings, value.values()))
-    return 0
+    count, pending = 0, [[value]]
+    while pending:
+        items = pending.pop()
+        count += sum(isinstance(each, str) for each in items)
+        for each in items:
+            if isinstance(each, list):
+                pending.append(each)
+            elif isinstance(each, dict):
+                count += len(each)
+                pending.append(list(each.values()))
+    return count
 
 
 def parse_carefully(text: str) -> tuple[Any, list[str]]:
@@ -95,21 +100,21 @@ def parse_carefully(text: str) -> tuple[Any, list[str]]:
                 seen.add(key)
         return value
 
-    value = json.loads(text, object_pairs_hook=as_dict, parse_int=lambda digits: -0.0 if digits == "-0" else int(digits))
     try:
+        value = json.loads(text, object_pairs_hook=as_dict, parse_int=lambda digits: -0.0 if digits == "-0" else int(digits))
         json.dumps([value, list(repeated)], ensure_ascii=False).encode("utf-8")
+    except RecursionError as error:
+        raise ValueError(_TOO_DEEP) from error
     except UnicodeEncodeError as error:
         near = error.object[max(error.start - 20, 0) : error.start]
         raise ValueError(f"an escape after {near!r} is half of a surrogate pair") from error
     return value, list(repeated)
 
 
-def repeated_keys(keys: list[str], *, path: str) -> list[Diagnostic]:
-    """Return the finding that one object of the file gives each of `keys` twice, or none."""
-    if not keys:
-        return []
+def repeated_keys(keys: list[str], *, path: str) -> Diagnostic:
+    """Return the finding that one object of the file gives each of `keys` twice."""
     hint = "only one entry can be meant: remove the other, or write the file again"
-    return [finding("M413", subject=path, hint=hint, path=path, keys=shortened(keys))]
+    return finding("M413", subject=path, hint=hint, path=path, keys=shortened(keys))
 
 
 def kind_of(value: Any) -> str:
@@ -132,9 +137,23 @@ def lfs_pointer(path: str) -> Diagnostic:
     return finding("M410", subject=path, hint="run `git lfs pull` in the folder, or download the file itself", path=path)
 
 
+def absent(path: str) -> Diagnostic:
+    """Return the finding that there is nothing at `path`."""
+    return finding("M401", subject=path, hint="check the path; a link may point to a file that was removed", path=path)
+
+
 def unreadable(path: str, error: OSError) -> Diagnostic:
     """Return the finding that the system refuses to read `path`."""
     return finding("M406", subject=path, path=path, reason=error.strerror or str(error))
+
+
+def plural(count: int, noun: str) -> str:
+    """Return the count with its noun.
+
+    >>> plural(1, 'file'), plural(2, 'file')
+    ('1 file', '2 files')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def shortened(names: list[str], *, num_shown: int = 3) -> str:

@@ -13,9 +13,14 @@ from mapper.plan.family import Family, SkipRule
 def conflicts(families: Sequence[Family], skips: Sequence[SkipRule], keeps: Sequence[SkipRule]) -> list[Diagnostic]:
     """Return M311 to M314, each with a name that both sides spell as witness; one finding for a pair of rules."""
     findings = [*_source_overlaps(families), *_target_overlaps(families)]
-    findings += _hidden(skips, [(family, template) for family in families for template in source_templates(family)], "M313")
+    findings += skip_conflicts(families, skips)
     findings += _hidden(keeps, [(family, family.target) for family in families], "M314")
     return list(findings)
+
+
+def skip_conflicts(families: Sequence[Family], skips: Sequence[SkipRule]) -> list[Diagnostic]:
+    """Return M313 for every skip that also matches what a rule loads."""
+    return list(_hidden(skips, [(family, template) for family in families for template in source_templates(family)], "M313"))
 
 
 def source_templates(family: Family) -> Iterator[Template]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from mapper.diagnostics import Diagnostic, finding
 from mapper.layout import Mesh
@@ -18,12 +19,12 @@ def cut_faults(family: Family, mesh: Mesh) -> list[Diagnostic]:
 
 
 def _axis_faults(family: Family, axis: Axis, mesh: Mesh) -> list[Diagnostic]:
-    named = {"dim": f"the dim {axis.dim!r}", "target": str(family.target)}
-    place = family.rule.place
+    place, target = family.rule.place, str(family.target)
+    fault = partial(finding, place=place, subject=target, target=target, dim=axis.dim)
     if axis.divisor > 1:
         for size in axis.parts[:-1]:
             if size % axis.divisor:
-                return [finding("M331", place=place, rows=size, block=axis.divisor, **named)]
+                return [fault("M331", rows=size, block=axis.divisor)]
     cut = axis.cut
     if cut is None:
         return []
@@ -37,11 +38,11 @@ def _axis_faults(family: Family, axis: Axis, mesh: Mesh) -> list[Diagnostic]:
             return [finding("M316", place=place, problem=problem)]
         share = _share(cut, part, padded, ranks)
         if share is None:
-            works = _working(lambda size, part=part, padded=padded: _share(cut, part, padded, size) is not None)  # type: ignore[misc]
-            return [finding("M329", place=place, units=units, axis=name, size=ranks, works=works, **named)]
-        if not _whole_blocks(axis, part, padded, share, ranks):
-            works = _working(lambda size, part=part, padded=padded: _is_legal(axis, cut, part, padded, size))  # type: ignore[misc]
-            return [finding("M330", place=place, axis=name, size=ranks, rows=share, block=axis.divisor, works=works, **named)]
+            works = _working(partial(_is_whole_units, cut, part, padded))
+            return [fault("M329", units=units, axis=name, size=ranks, works=works)]
+        if not _whole_blocks(axis, part, padded, share):
+            works = _working(partial(_is_legal, axis, cut, part, padded))
+            return [fault("M330", axis=name, size=ranks, rows=share, block=axis.divisor, works=works)]
     return []
 
 
@@ -59,12 +60,16 @@ def _share(cut: Cut, part: int, padded: int, num_ranks: int) -> int | None:
     return None
 
 
+def _is_whole_units(cut: Cut, part: int, padded: int, num_ranks: int) -> bool:
+    return _share(cut, part, padded, num_ranks) is not None
+
+
 def _is_legal(axis: Axis, cut: Cut, part: int, padded: int, num_ranks: int) -> bool:
     share = _share(cut, part, padded, num_ranks)
-    return share is not None and _whole_blocks(axis, part, padded, share, num_ranks)
+    return share is not None and _whole_blocks(axis, part, padded, share)
 
 
-def _whole_blocks(axis: Axis, part: int, padded: int, share: int, num_ranks: int) -> bool:
+def _whole_blocks(axis: Axis, part: int, padded: int, share: int) -> bool:
     """Whether a share ends on a block, or is the whole last part, whose last block may be short."""
     is_whole_last = share == padded and part == len(axis.parts) - 1
     return share % axis.divisor == 0 or is_whole_last

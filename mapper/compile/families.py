@@ -47,7 +47,7 @@ def families_of(rules: list[FlatRule], context: Context) -> tuple[Family, ...]:
     return tuple(replace(family, number=number) for number, family in enumerate(families))
 
 
-def bound(pattern: Pattern, names: Names, domains: Domains, place: Place, extra: Mapping[str, str] | None = None) -> Template:
+def bound(pattern: Pattern, names: Names, domains: Domains, place: Place | None, extra: Mapping[str, str] | None = None) -> Template:
     """Return the template of a pattern, its placeholders evaluated with `names`; `extra` gives texts such as the leaf's."""
     constants: Bindings = dict(extra or {})
 
@@ -59,7 +59,9 @@ def bound(pattern: Pattern, names: Names, domains: Domains, place: Place, extra:
     try:
         return bind(pattern, value_of, domains)
     except PatternError as error:
-        raise MapperError([finding("M315", place=place, subject=pattern.text, problem=f"in {pattern.text!r}: {error.message}")]) from error
+        raise MapperError(
+            [finding("M315", place=place, subject=pattern.text, problem=f"in {pattern.text!r}: {error.message}")]
+        ) from error
 
 
 def _families(flat: FlatRule, context: Context) -> Iterator[Family]:
@@ -124,7 +126,10 @@ def _of_sizes(flat: FlatRule, context: Context, sizes: Sizes, domains: Domains) 
     stack = rule.stack[0][0] if rule.stack else None
     for leaf in sizes.leaves[0][0]:
         alternatives = tuple(
-            tuple(_source(flat, alternative, position, leaf, sizes, domains) for position in range(len(rule.alternatives[alternative].sources)))
+            tuple(
+                _source(flat, alternative, position, leaf, sizes, domains)
+                for position in range(len(rule.alternatives[alternative].sources))
+            )
             for alternative in range(len(rule.alternatives))
         )
         target = bound(flat.target, flat.names, domains, rule.place, {LEAF: leaf.target})
@@ -151,7 +156,9 @@ def _source(flat: FlatRule, alternative: int, position: int, leaf: LeafSizes, si
         problem = f"the rule has {len(sources)} sources and {num_parts} parts, expected one source for each part, or one in all"
         raise MapperError([finding("M316", place=rule.place, problem=problem)])
     if leaf.axes is None and len(sources) > 1:
-        raise MapperError([finding("M316", place=rule.place, problem="a rule with several sources needs `dims` with a size for each")])
+        raise MapperError(
+            [finding("M316", place=rule.place, problem="a rule with several sources needs `dims` with a size for each")]
+        )
     template = bound(flat.source(source.pattern), flat.names, domains, source.place, {LEAF: own.source})
     part = position if len(sources) > 1 or num_parts == 1 else None
     return SourceFamily(template, {index: domains[index] for index in template.indices}, part, own.dtypes)
@@ -169,7 +176,9 @@ def _check_indices(flat: FlatRule, family: Family) -> None:
     if family.stack is not None and family.axes is None:
         raise MapperError([finding("M316", place=flat.rule.place, problem="a rule that stacks needs `dims`")])
     if sum(len(axis.parts) > 1 for axis in family.axes or ()) > 1:
-        raise MapperError([finding("M316", place=flat.rule.place, problem="two dims of the rule have parts, expected one at most")])
+        raise MapperError(
+            [finding("M316", place=flat.rule.place, problem="two dims of the rule have parts, expected one at most")]
+        )
 
 
 def _refusal(flat: FlatRule, leaf: LeafSizes, mesh: Mesh) -> str:
@@ -180,5 +189,5 @@ def _refusal(flat: FlatRule, leaf: LeafSizes, mesh: Mesh) -> str:
     for dim, shard in flat.rule.shard.items():
         is_cut = any(axis is not None and mesh.sizes[str(axis)] > 1 for axis in shard.axis)
         if dim not in own and is_cut and shard.bias is None:
-            return f"the rule cuts {dim!r}, and does not say whether every rank holds the bias or only the first (`bias: all` or `bias: first`)"
+            return f"the rule cuts {dim!r} and does not say which ranks hold the bias (`bias: all` or `bias: first`)"
     return ""

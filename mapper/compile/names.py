@@ -37,9 +37,10 @@ class Names:
     def evaluate(self, expression: Expression, bindings: Bindings, place: Place | None) -> Value:
         """Return the expression's value at these index values; raises MapperError M303 at `place`."""
         relevant = self.dependence(expression)
-        if any(index not in bindings for index in relevant):
-            unbound = next(index for index in relevant if index not in bindings)
-            raise MapperError([finding("M303", place=place, problem=f"{expression.text!r} needs the index {unbound!r}, which the patterns here do not have")])  # fmt: skip
+        unbound = next((index for index in relevant if index not in bindings), None)
+        if unbound is not None:
+            problem = f"{expression.text!r} needs the index {unbound!r}, which the patterns here do not have"
+            raise MapperError([finding("M303", place=place, problem=problem)])
         key = (expression.text, *[bindings[index] for index in relevant])
         if key not in self._values:
             try:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from mapper.checkpoint import Checkpoint, TensorHeader
-from mapper.compile.conflicts import conflicts
+from mapper.compile.conflicts import conflicts, skip_conflicts
 from mapper.compile.expand import flatten
 from mapper.compile.families import Context, bound, families_of
 from mapper.compile.names import Names, config_values, quantization_facts
@@ -17,9 +17,10 @@ from mapper.compile.resolve import Resolution, Resolver
 from mapper.compile.sizes import Formats, require_size
 from mapper.compile.unsupported import leaf_findings, runtime_findings
 from mapper.diagnostics import Diagnostic, MapperError, finding
-from mapper.expressions import Value
+from mapper.expressions import Expression, Value
 from mapper.layout import BASE_AXES, Layout, Mesh, is_axis_size
-from mapper.pattern import IndexValue, below, under
+from mapper.pattern import IndexValue, PatternError, below, under
+from mapper.pattern import parse as parse_pattern
 from mapper.plan.family import Family, SkipRule
 from mapper.plan.matching import Matching, match
 from mapper.plan.plan import Plan, assemble
@@ -32,7 +33,7 @@ class Program:
     """A spec compiled for one config, runtime, layout and rank. It holds no tensor and imports no torch.
 
     `domains` are the ranges of all indices and `placed` the mesh axis that owns an index; all but `rank` is the same on
-    every rank, so `at_rank` costs nothing.
+    every rank, so `at_rank` costs nothing. `names` gives further patterns and expressions their values.
     """
 
     spec: Spec
@@ -47,6 +48,7 @@ class Program:
     families: tuple[Family, ...]
     skips: tuple[SkipRule, ...]
     keeps: tuple[SkipRule, ...]
+    names: Names = field(repr=False, compare=False)
     root: str = field(default="")
 
     def at_rank(self, rank: int) -> Program:
@@ -83,6 +85,28 @@ class Program:
         """Return this rank's plan from a matching that all ranks share; its findings are not raised."""
         with _no_garbage_collection():
             return assemble(matching, self.share, self.keeps, tensors)
+
+    def with_skips(self, skips: Iterable[tuple[str, str]], *, origin: str) -> Program:
+        """Return the same program with further skips, each (pattern, why), named in reports as from `origin`.
+
+        The patterns spell names as this program has them. Raises MapperError for a pattern that is none, or that hides
+        what a rule loads.
+        """
+        added: list[SkipRule] = []
+        findings: list[Diagnostic] = []
+        for number, (text, why) in enumerate(skips, start=len(self.skips)):
+            try:
+                template = bound(parse_pattern(text), self.names, self.domains, None)
+            except PatternError as error:
+                findings.append(finding("M131", subject=text, text=text, problem=error.message))
+            except MapperError as error:
+                findings += error.diagnostics
+            else:
+                added.append(SkipRule(number, f"{text} ({origin})", why, (template,), None))
+        for skip in added:
+            findings += [replace(each, hint=f"the skip is {skip.text}") for each in skip_conflicts(self.families, [skip])]
+        _raise(findings)
+        return replace(self, skips=(*self.skips, *added))
 
     def scoped(self, prefix: str) -> Program:
         """Return the same program for names whose `prefix.` a caller has stripped, on both sides, skips included.
@@ -145,10 +169,10 @@ def compile(
     _raise(_format_findings(formats, names))
     context = Context(Formats(formats, names), domains, placed, mesh)
     families = families_of(flatten(section.rules, spec.blocks, names), context)
-    skips = _skip_rules(section.skip, names, domains)
-    keeps = _skip_rules(section.keep, names, domains)
+    skips = _named_rules(section.skip, names, domains)
+    keeps = _named_rules(section.keep, names, domains)
     _raise(conflicts(families, skips, keeps))
-    return Program(spec, config, runtime, layout, rank, chosen, mesh, domains, placed, families, skips, keeps)
+    return Program(spec, config, runtime, layout, rank, chosen, mesh, domains, placed, families, skips, keeps, names)
 
 
 @contextmanager
@@ -201,7 +225,13 @@ def _mesh(section: Runtime, layout: Layout, constants: Mapping[str, Value], lets
         size = names.evaluate(expression, {}, section.mesh.place)
         if not is_axis_size(layout, size):
             expected = "1, or a product of tp and dp"
-            raise MapperError([finding("M304", place=section.mesh.place, what=f"the size of the axis {axis!r}", found=size, expected=expected)])
+            raise MapperError(
+                [
+                    finding(
+                        "M304", place=section.mesh.place, what=f"the size of the axis {axis!r}", found=size, expected=expected
+                    )
+                ]
+            )
         sizes[axis] = require_size(size, axis, section.mesh.place)
     return Mesh(layout, sizes)
 
@@ -240,16 +270,15 @@ def _format_findings(formats: Mapping[str, Format], names: Names) -> list[Diagno
     return findings
 
 
-def _holds(expression: object, names: Names) -> bool:
-    from mapper.expressions import Expression
-
-    assert isinstance(expression, Expression)
+def _holds(expression: Expression, names: Names) -> bool:
     if names.dependence(expression):
         return False
     return bool(names.evaluate(expression, {}, None))
 
 
-def _skip_rules(rules: tuple[Skip, ...] | tuple[Keep, ...], names: Names, domains: Mapping[str, tuple[IndexValue, ...]]) -> tuple[SkipRule, ...]:
+def _named_rules(
+    rules: Sequence[Skip | Keep], names: Names, domains: Mapping[str, tuple[IndexValue, ...]]
+) -> tuple[SkipRule, ...]:
     return tuple(
         SkipRule(number, rule.id or rule.pattern.text, rule.why, (bound(rule.pattern, names, domains, rule.place),), rule.place)
         for number, rule in enumerate(rules)
@@ -258,7 +287,9 @@ def _skip_rules(rules: tuple[Skip, ...] | tuple[Keep, ...], names: Names, domain
 
 
 def _scoped_rules(rules: tuple[SkipRule, ...], prefix: str) -> tuple[SkipRule, ...]:
-    scoped = (replace(rule, templates=tuple(inner for each in rule.templates for inner in below(each, prefix))) for rule in rules)
+    scoped = (
+        replace(rule, templates=tuple(inner for each in rule.templates for inner in below(each, prefix))) for rule in rules
+    )
     return tuple(rule for rule in scoped if rule.templates)
 
 
@@ -274,7 +305,9 @@ def _scoped_family(family: Family, prefix: str, findings: list[Diagnostic]) -> F
     if not targets and not any(inside):
         return None
     if not targets or not all(inside):
-        findings.append(finding("M317", place=family.rule.place, subject=str(family.target), rule=family.rule.text, prefix=prefix))
+        findings.append(
+            finding("M317", place=family.rule.place, subject=str(family.target), rule=family.rule.text, prefix=prefix)
+        )
         return None
     return replace(
         family,

@@ -5,8 +5,9 @@ Index values under which all of this is equal form one family; `Sizes` is what t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar, cast
 
 from mapper.compile.expand import FlatRule
 from mapper.compile.names import Names
@@ -18,6 +19,8 @@ from mapper.pattern import Bindings
 from mapper.plan.family import Axis, Cut
 from mapper.spec.model import Axis as LeafAxis
 from mapper.spec.model import Format, Leaf, Shard, SourceAlternative
+
+Given = TypeVar("Given")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,10 @@ def sizes_at(flat: FlatRule, formats: Formats, bindings: Bindings) -> Sizes:
     return Sizes(
         _stage(flat, bindings),
         tuple(
-            tuple(_leaves(flat, formats, alternative, position, dims, cuts, bindings) for position in range(len(alternative.sources)))
+            tuple(
+                _leaves(flat, formats, alternative, position, dims, cuts, bindings)
+                for position in range(len(alternative.sources))
+            )
             for alternative in flat.rule.alternatives
         ),
     )
@@ -105,10 +111,11 @@ def _stage(flat: FlatRule, bindings: Bindings) -> Stage:
     if flat.stage is None:
         return "all"
     value = flat.stage[1].evaluate(flat.stage[0], bindings, flat.rule.place)
-    for word in STAGE_WORDS:
-        if value == word:
-            return word
-    raise MapperError([finding("M304", place=flat.rule.place, what="stage", found=value, expected=f"one of {', '.join(STAGE_WORDS)}")])
+    if isinstance(value, str) and value in STAGE_WORDS:
+        return cast(Stage, value)
+    raise MapperError(
+        [finding("M304", place=flat.rule.place, what="stage", found=value, expected=f"one of {', '.join(STAGE_WORDS)}")]
+    )
 
 
 def _dims(flat: FlatRule, bindings: Bindings) -> dict[str, tuple[int, ...]]:
@@ -124,7 +131,9 @@ def _dims(flat: FlatRule, bindings: Bindings) -> dict[str, tuple[int, ...]]:
 def require_size(value: Value, what: str, place: Place | None, *, least: int = 1) -> int:
     """Return the value as a whole number of at least `least`; raises MapperError M304."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise MapperError([finding("M304", place=place, what=what, found=value, expected=f"a whole number of at least {least}")])
+        raise MapperError(
+            [finding("M304", place=place, what=what, found=value, expected=f"a whole number of at least {least}")]
+        )
     return value
 
 
@@ -133,24 +142,26 @@ def _cut(flat: FlatRule, shard: Shard, dims: Mapping[str, tuple[int, ...]], bind
     pad = 1
     if shard.pad is not None:
         pad = require_size(flat.names.evaluate(shard.pad, bindings, shard.place), "pad", shard.place)
-    axes = _per_part(shard, [None if axis is None else str(axis) for axis in shard.axis] or [None], len(parts), "axis")
+    axes = _per_part(shard, [each if isinstance(each, str) else None for each in shard.axis] or [None], len(parts), "axis")
     if shard.units:
         given = [require_size(flat.names.evaluate(unit, bindings, shard.place), "units", shard.place) for unit in shard.units]
         units = _per_part(shard, given, len(parts), "units")
     else:
         units = [-(-size // pad) * pad for size in parts]
     if pad > 1 and len(parts) > 1:
-        raise MapperError([finding("M316", place=shard.place, problem=f"{shard.dim!r} has parts, and `pad` rounds up a whole dim")])
+        raise MapperError(
+            [finding("M316", place=shard.place, problem=f"{shard.dim!r} has parts, and `pad` rounds up a whole dim")]
+        )
     return Cut(tuple(axes), tuple(units), pad)
 
 
-def _per_part(shard: Shard, given: list[object], num_parts: int, what: str) -> list:  # type: ignore[type-arg]
+def _per_part(shard: Shard, given: Sequence[Given], num_parts: int, what: str) -> list[Given]:
     if len(given) == 1:
-        return given * num_parts
+        return list(given) * num_parts
     if len(given) != num_parts:
         problem = f"{shard.dim!r} has {num_parts} parts and {len(given)} {what}, expected one for each part"
         raise MapperError([finding("M316", place=shard.place, problem=problem)])
-    return given
+    return list(given)
 
 
 def _leaves(
@@ -164,7 +175,9 @@ def _leaves(
 ) -> tuple[LeafSizes, ...]:
     rule = flat.rule
     if not _has_leaf(flat):
-        axes = tuple(Axis(name, parts, 1, cuts.get(name)) for name, parts in dims.items()) if flat.rule.dims is not None else None
+        axes = (
+            tuple(Axis(name, parts, 1, cuts.get(name)) for name, parts in dims.items()) if flat.rule.dims is not None else None
+        )
         return (LeafSizes("", "", "", axes, _dtypes(flat, None, formats, bindings), rule.optional, rule.place),)
     leaves = chosen_leaves(formats, _format_of(flat, alternative, position), bindings, rule.place)
     known = {axis.dim for leaf in leaves for axis in leaf.dims}
@@ -242,6 +255,8 @@ def _dtypes(flat: FlatRule, leaf: Leaf | None, formats: Formats, bindings: Bindi
             value = names.evaluate(expression, bindings, place)
             name = safetensors_name(value) if isinstance(value, str) else None
             if name is None:
-                raise MapperError([finding("M304", place=place, what="dtype", found=value, expected="a dtype such as bfloat16")])
+                raise MapperError(
+                    [finding("M304", place=place, what="dtype", found=value, expected="a dtype such as bfloat16")]
+                )
             return frozenset({name})
     return frozenset()

@@ -11,12 +11,12 @@ from torch import nn
 
 from mapper.checkpoint import Checkpoint
 from mapper.compile import Program
+from mapper.load.files import CheckpointFiles
 from mapper.plan.plan import Plan, Step
 from mapper.report.load import LoadReport
 from mapper.session import UpdateSession
 from mapper.transfer.bind import Binding, Model, bind, materialize
 from mapper.transfer.copy import copy_box, fill_padding
-from mapper.load.files import CheckpointFiles
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all) while a load runs."""
@@ -48,7 +48,9 @@ class Loader:
         total = sum(_num_bytes(binding, step) for step in steps)
         with torch.no_grad(), CheckpointFiles(checkpoint) as files:
             for step in steps:
-                copy_box(binding.tensors[step.target], step.target_box, files.read_box(plan.tensors[step.source], step.source_box))
+                copy_box(
+                    binding.tensors[step.target], step.target_box, files.read_box(plan.tensors[step.source], step.source_box)
+                )
                 written += _num_bytes(binding, step)
                 if progress is not None:
                     progress(written, total)
@@ -76,7 +78,9 @@ def _num_bytes(binding: Binding, step: Step) -> int:
     return count
 
 
-def _report(plan: Plan, binding: Binding, read: int, written: int, padded: int, plan_seconds: float, seconds: float) -> LoadReport:
+def _report(
+    plan: Plan, binding: Binding, read: int, written: int, padded: int, plan_seconds: float, seconds: float
+) -> LoadReport:
     matching = plan.matching
     loaded = plan.num_loaded
     return LoadReport(

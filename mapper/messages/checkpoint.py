@@ -59,27 +59,27 @@ MESSAGES: dict[str, Message] = {
         "Check that the path is the file that was meant.",
     ),
     "M420": Message(
-        "the index names {count} files that do not exist: {files}; {num_tensors} of {total} tensors lie there: {tensors}",
+        "missing {num_files} that the index names: {files}, with {num_tensors} of {total} tensors: {tensors}",
         "A download that stopped half way leaves an index that names more files than there are.",
         "Download the missing files.",
     ),
     "M421": Message(
-        "the index names {count} files outside its folder: {files}",
+        "the index names {num_files} outside its folder: {files}",
         "A checkpoint lies in one folder: an absolute path, `..` or a linked subfolder would read whatever lies there.",
         "Move the files into the folder and name them relative to it.",
     ),
     "M422": Message(
-        "the index gives no file name to {count} tensors: {tensors}; expected a text, found {found}",
+        "the index gives no file name to {num_tensors}: {tensors}; expected a text, found {found}",
         "`weight_map` maps each tensor name to the name of the file that holds it.",
         "Write the index again.",
     ),
     "M423": Message(
-        "{file!r} does not hold {count} tensors that the index gives to it: {tensors}",
+        "{file!r} does not hold {num_tensors} that the index gives to it: {tensors}",
         "Index and files are from different versions, or the file was written without these tensors.",
         "Download the file and the index again, or remove the names from the index if nothing needs them.",
     ),
     "M424": Message(
-        "the index gives {count} tensors to {file!r}, but they lie in {other!r}: {tensors}",
+        "the index gives {num_tensors} to {file!r}, found in {other!r}: {tensors}",
         "Index and files are from different versions: the other file may hold other values than the index meant.",
         "Download the files and the index again, or write the index again from the files.",
     ),
@@ -109,7 +109,7 @@ MESSAGES: dict[str, Message] = {
         "Write the file again with the safetensors library.",
     ),
     "M435": Message(
-        "in {path!r} tensor {name!r} is {found}, expected an object with the keys {expected}{more}",
+        "in {path!r} tensor {name!r} is {found}, expected the keys {expected}{more}",
         "A key that is missing or unknown leaves open how the bytes are to be read.",
         "Write the file again.",
     ),
@@ -149,7 +149,7 @@ MESSAGES: dict[str, Message] = {
         "Write the file again with the safetensors library.",
     ),
     "M443": Message(
-        "{path!r} is truncated: expected {expected} bytes, found {size}; the first of {count} tensors past the end is {name!r}",
+        "{path!r} is truncated: expected {expected} bytes, found {size}; past the end {num_tensors}, first {name!r}",
         "The file is cut off: a download or a copy stopped.",
         "Download the file again.",
     ),
@@ -159,7 +159,7 @@ MESSAGES: dict[str, Message] = {
         "Download or write the file again.",
     ),
     "M450": Message(
-        "{count} tensors lie in both {file!r} and {other!r}: {tensors}",
+        "{num_tensors} in both {file!r} and {other!r}: {tensors}",
         "Without an index nothing says which one is meant, even when the bytes are equal today.",
         "Give the list of files to read, remove the file that is not meant, or add an index.",
     ),

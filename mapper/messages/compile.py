@@ -124,17 +124,17 @@ MESSAGES: dict[str, Message] = {
         "Use a layout of one rank, or a runtime whose mesh has parallel axes.",
     ),
     "M329": Message(
-        "{dim} of {target} has {units} units, which {axis}={size} does not divide",
+        "the dim {dim!r} of {target} has {units} units, which {axis}={size} does not divide",
         "A rank holds whole units (heads, groups, rows); a cut through one would compute nonsense.",
         "Use a size that works: {works}.",
     ),
     "M330": Message(
-        "{dim} of {target} is cut by {axis}={size} into {rows} elements, which is not a whole number of blocks of {block}",
+        "the dim {dim!r} of {target} is cut by {axis}={size} into {rows} elements, which is not a whole number of blocks of {block}",
         "A quantisation block has one scale; a cut through it would leave a rank with a scale for half a block.",
         "Use a size that works: {works}.",
     ),
     "M331": Message(
-        "{dim} of {target} has an inner part of {rows} elements, which ends inside a block of {block}",
+        "the dim {dim!r} of {target} has an inner part of {rows} elements, which ends inside a block of {block}",
         "Parts that are laid end to end share one grid of blocks; a part that ends inside a block has no place in it.",
         "The parts cannot be fused in this format; no layout works for this config.",
     ),

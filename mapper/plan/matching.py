@@ -135,7 +135,11 @@ def _match_family(
         absent, incomplete = _missing_targets(family, alternative, names, found, missing)
     kinds: set[str] = set()
     for source, spelled, headers in zip(alternative, names, found, strict=True):
-        present = [name for name, header in zip(spelled, headers, strict=True) if header is not None] if absent or incomplete else spelled
+        present = (
+            [name for name, header in zip(spelled, headers, strict=True) if header is not None]
+            if absent or incomplete
+            else spelled
+        )
         claimed.update(present)
         if present and family.refusal:
             wrong.append(finding("M506", place=family.rule.place, subject=present[0], name=present[0], problem=family.refusal))
@@ -172,8 +176,10 @@ def _missing_targets(
     absent = frozenset(lacking.keys() - having) if family.optional else frozenset()
     incomplete = frozenset(lacking.keys() - absent)
     required = [name for combination, lost in lacking.items() if combination in incomplete for name in lost]
-    for name in dict.fromkeys(required):
-        missing.append(finding("M501", place=family.rule.place, subject=name, name=name, rule=family.rule.text))
+    missing += [
+        finding("M501", place=family.rule.place, subject=name, name=name, rule=family.rule.text)
+        for name in dict.fromkeys(required)
+    ]
     return absent, incomplete
 
 
@@ -215,7 +221,9 @@ def _headers(
 def _wrong_shape(family: Family, source: SourceFamily, name: str, shape: tuple[int, ...], header: TensorHeader) -> Diagnostic:
     assert family.axes is not None
     dims = ", ".join(_spell_axis(axis, size) for axis, size in zip(family.axes, shape, strict=True))
-    return finding("M503", place=family.rule.place, subject=name, name=name, expected=list(shape), dims=dims, found=list(header.shape))
+    return finding(
+        "M503", place=family.rule.place, subject=name, name=name, expected=list(shape), dims=dims, found=list(header.shape)
+    )
 
 
 def _spell_axis(axis: Axis, size: int) -> str:
@@ -268,4 +276,6 @@ def _suggest(diagnostic: Diagnostic, names: list[str], text: str) -> Diagnostic:
     near = get_close_matches(diagnostic.subject, names[: MAX_SUGGESTIONS * 20], n=1, cutoff=0.8)
     if not near:
         return diagnostic
-    return Diagnostic(diagnostic.code, diagnostic.message, diagnostic.place, diagnostic.subject, text.format(near=near[0]), diagnostic.related)
+    return Diagnostic(
+        diagnostic.code, diagnostic.message, diagnostic.place, diagnostic.subject, text.format(near=near[0]), diagnostic.related
+    )

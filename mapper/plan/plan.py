@@ -188,7 +188,9 @@ def _name(source: SourceFamily, fixed: Mapping[str, IndexValue]) -> str:
 
 def _stacked_names(source: SourceFamily, fixed: Mapping[str, IndexValue], stack: str, slots: Sequence[IndexValue]) -> list[str]:
     assert source.template.indices[-1] == stack or stack in source.template.indices
-    return instantiate(source.template, [list(slots) if index == stack else [fixed[index]] for index in source.template.indices])
+    return instantiate(
+        source.template, [list(slots) if index == stack else [fixed[index]] for index in source.template.indices]
+    )
 
 
 def _localize(matched: MatchedFamily, share: Share, findings: list[Diagnostic]) -> LocalFamily | None:
@@ -224,23 +226,23 @@ def _shape(axes: Sequence[LocalAxis], slots: tuple[IndexValue, ...] | None) -> t
 def _coverage_findings(local: LocalFamily, axes: Sequence[LocalAxis], rank: int) -> Iterator[Diagnostic]:
     """Yield what keeps the boxes of the family's sources and its padding from tiling the local shape exactly once."""
     family = local.matched.family
-    shape = tuple(axis.size for axis in axes)
-    boxes = [piece.target for source in local.pieces for piece in source]
-    faults = tiling_faults(shape, [*boxes, *local.padding])
-    named = {"target": str(family.target), "rank": rank, "shape": list(shape)}
-    for box in faults.gaps:
-        yield finding("M520", place=family.rule.place, subject=str(family.target), box=spell(box), **named)
-    for _, _, box in faults.overlaps:
-        yield finding("M521", place=family.rule.place, subject=str(family.target), box=spell(box), **named)
-    for position in faults.outside:
-        box = [*boxes, *local.padding][position]
-        yield finding("M522", place=family.rule.place, subject=str(family.target), box=spell(box), **named)
+    place, target = family.rule.place, str(family.target)
+    shape = [axis.size for axis in axes]
+    boxes = [*(piece.target for source in local.pieces for piece in source), *local.padding]
+    faults = tiling_faults(shape, boxes)
+    faulty = [("M520", box) for box in faults.gaps]
+    faulty += [("M521", box) for _, _, box in faults.overlaps]
+    faulty += [("M522", boxes[position]) for position in faults.outside]
+    for code, box in faulty:
+        yield finding(code, place=place, subject=target, target=target, box=spell(box), rank=rank, shape=shape)
     if local.slots is not None:
         assert family.stack is not None
         known = set(family.domains[family.stack])
         for slot, value in enumerate(local.slots):
             if value not in known:
-                yield finding("M523", place=family.rule.place, subject=str(family.target), slot=slot, index=family.stack, value=value, **named)  # fmt: skip
+                yield finding(
+                    "M523", place=place, subject=target, target=target, rank=rank, slot=slot, index=family.stack, value=value
+                )
 
 
 def _targets(families: Iterable[LocalFamily]) -> dict[str, PlannedTarget]:

@@ -49,7 +49,9 @@ class Share:
         if axis is None:
             return values
         size, position = self._coordinates[axis]
-        owned = stage_layers(len(values), self.mesh.layout, position) if axis == "pp" else expert_slots(len(values), size, position)
+        owned = (
+            stage_layers(len(values), self.mesh.layout, position) if axis == "pp" else expert_slots(len(values), size, position)
+        )
         return values[owned.start : owned.stop]
 
     def owned(self, index: str, values: tuple[IndexValue, ...]) -> tuple[IndexValue, ...]:

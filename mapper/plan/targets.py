@@ -8,6 +8,7 @@ from difflib import get_close_matches
 
 from mapper.diagnostics import Diagnostic, finding
 from mapper.ops.dtypes import torch_name
+from mapper.plan.family import RuleInfo
 from mapper.plan.plan import Plan, PlannedTarget
 
 
@@ -46,7 +47,9 @@ def fit(plan: Plan, declared: Mapping[str, DeclaredTarget]) -> Fit:
     for name, model in declared.items():
         if model.storage in filled or model.storage in kept:
             continue
-        keep = next((rule for rule in plan.keeps if any(rule.matches(each) for each in _names_of(model.storage, declared, name))), None)
+        keep = next(
+            (rule for rule in plan.keeps if any(rule.matches(each) for each in _names_of(model.storage, declared, name))), None
+        )
         if keep is None and name == model.storage:
             findings.append(_unfilled(plan, name, model))
         elif keep is not None:
@@ -68,13 +71,16 @@ def _absent(plan: Plan, target: PlannedTarget, declared: Mapping[str, DeclaredTa
 
 
 def _mismatch(plan: Plan, target: PlannedTarget, model: DeclaredTarget) -> list[Diagnostic]:
-    rule = _rule_of(plan, target)
-    named = {"place": rule.place, "subject": target.name}
+    place = _rule_of(plan, target).place
+    expected = torch_name(target.dtype) if target.dtype else model.dtype
     findings = []
     if target.shape != model.shape:
-        findings.append(finding("M532", **named, name=target.name, found=list(model.shape), expected=list(target.shape)))  # type: ignore[arg-type]
-    if target.dtype and torch_name(target.dtype) != model.dtype:
-        findings.append(finding("M533", **named, name=target.name, found=model.dtype, expected=torch_name(target.dtype)))  # type: ignore[arg-type]
+        found, given = list(model.shape), list(target.shape)
+        findings.append(finding("M532", place=place, subject=target.name, name=target.name, found=found, expected=given))
+    if expected != model.dtype:
+        findings.append(
+            finding("M533", place=place, subject=target.name, name=target.name, found=model.dtype, expected=expected)
+        )
     return findings
 
 
@@ -84,5 +90,5 @@ def _unfilled(plan: Plan, name: str, model: DeclaredTarget) -> Diagnostic:
     return finding("M530", subject=name, hint=hint, name=name, shape=list(model.shape))
 
 
-def _rule_of(plan: Plan, target: PlannedTarget):  # type: ignore[no-untyped-def]
+def _rule_of(plan: Plan, target: PlannedTarget) -> RuleInfo:
     return next(each.family.rule for each in plan.matching.families if each.family.rule.number == target.rule)

@@ -43,7 +43,8 @@ class LoadReport:
         rate = self.bytes_read / self.seconds / 1e9 if self.seconds else 0.0
         lines = [
             f"rank {self.rank} of {self.layout}",
-            f"  sources  {self.sources:,}: {self.loaded:,} loaded, {self.elsewhere:,} on other ranks, {self.skipped:,} skipped, 0 unknown",
+            f"  sources  {self.sources:,}: {self.loaded:,} loaded, {self.elsewhere:,} on other ranks, "
+            f"{self.skipped:,} skipped, 0 unknown",
             *(f"           {count:,} skipped by {rule}" for rule, count in self.skipped_by.items() if count),
             f"  targets  {self.targets:,}: all complete" + (f", {self.tied:,} tied" if self.tied else ""),
             *(f"           {len(names):,} kept by {rule}" for rule, names in _by_rule(self.kept).items()),

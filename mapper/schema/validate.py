@@ -123,8 +123,8 @@ def _iter_sequence_findings(node: Sequence, schema: Schema) -> Iterator[Diagnost
 
 def _iter_mapping_findings(node: Mapping, schema: Schema) -> Iterator[Diagnostic]:
     count = len(node.entries)
-    unknown = _unknown_keys(node, schema)
     missing = _missing_keys(node, schema)
+    unknown = _unknown_keys(node, schema) or _misspelt_keys(node, schema, missing)
     yield from _iter_key_findings(node, schema, unknown, missing)
     yield from _iter_exclusions(node, schema)
     if not unknown and (count < schema.get("minProperties", 0) or count > schema.get("maxProperties", count)):
@@ -149,6 +149,14 @@ def _unknown_keys(node: Mapping, schema: Schema) -> list[Entry]:
     return [entry for entry in node.entries if entry.name not in schema["properties"]]
 
 
+def _misspelt_keys(node: Mapping, schema: Schema, missing: list[list[str]]) -> list[Entry]:
+    """Return the keys, where any is allowed, that are near one that is missing."""
+    if not missing or "properties" not in schema:
+        return []
+    others = [entry for entry in node.entries if entry.name not in schema["properties"]]
+    return [entry for entry in others if any(nearest(entry.name, keys) for keys in missing)]
+
+
 def _missing_keys(node: Mapping, schema: Schema) -> list[list[str]]:
     """Return the keys that are missing, each with those that would do in its place."""
     given = {entry.name for entry in node.entries}
@@ -165,9 +173,7 @@ def _missing_keys(node: Mapping, schema: Schema) -> list[list[str]]:
     return missing
 
 
-def _iter_key_findings(
-    node: Mapping, schema: Schema, unknown: list[Entry], missing: list[list[str]]
-) -> Iterator[Diagnostic]:
+def _iter_key_findings(node: Mapping, schema: Schema, unknown: list[Entry], missing: list[list[str]]) -> Iterator[Diagnostic]:
     """Yield unknown and missing keys; a missing key that an unknown one is a misspelling of is one finding."""
     for entry in unknown:
         meant = _meant_key(entry.name, missing, is_only=len(unknown) == 1)
@@ -177,7 +183,14 @@ def _iter_key_findings(
         yield finding("M120", place=entry.key.place, hint=hint, key=entry.name, where=in_words(schema))
     if missing:
         keys = join_words([join_words([repr(key) for key in choices], "or") for choices in missing], "and")
-        yield finding("M121", place=node.place, where=in_words(schema), key=keys)
+        yield finding("M121", place=node.place, where=in_words(schema) + _dependents(node, schema, missing), key=keys)
+
+
+def _dependents(node: Mapping, schema: Schema, missing: list[list[str]]) -> str:
+    """Return which keys of the node ask for the missing ones, where those are not needed otherwise."""
+    needed = {key for keys in missing for key in keys}
+    asking = [key for key, keys in schema.get("dependencies", {}).items() if node.get(key) is not None and needed & {*keys}]
+    return f" with {join_words([repr(key) for key in asking], 'and')}" if asking else ""
 
 
 def _meant_key(name: str, missing: list[list[str]], *, is_only: bool) -> list[str] | None:

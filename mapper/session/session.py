@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
 
@@ -14,7 +14,6 @@ from mapper.compile import Program
 from mapper.compile.resolve import Claim, is_here
 from mapper.diagnostics import Diagnostic, MapperError, finding
 from mapper.ops.dtypes import safetensors_name
-from mapper.pattern import IndexValue
 from mapper.plan.family import Family
 from mapper.plan.geometry import Piece, local_axis, pieces
 from mapper.plan.matching import Matching, match
@@ -97,17 +96,25 @@ class UpdateSession:
         family, source = claim.family, claim.source
         one = replace(source, domains={index: (value,) for index, value in claim.bindings.items()})
         narrowed = replace(family, domains={**family.domains, **one.domains}, alternatives=((one,),))
-        return [each for each in match([narrowed], (), {name: header}).findings if each.subject == name] + self._target_faults(claim, header)
+        return [each for each in match([narrowed], (), {name: header}).findings if each.subject == name] + self._target_faults(
+            claim, header
+        )
 
     def _target_faults(self, claim: Claim, header: TensorHeader) -> list[Diagnostic]:
         findings = []
         for target, _, _ in self._boxes(claim, header.shape):
             tensor = self._tensors.get(target)
             if tensor is None:
-                findings.append(finding("M531", place=claim.family.rule.place, subject=target, rule=claim.family.rule.text, name=target))
+                findings.append(
+                    finding("M531", place=claim.family.rule.place, subject=target, rule=claim.family.rule.text, name=target)
+                )
             elif safetensors_name(str(tensor.dtype).removeprefix("torch.")) != header.dtype:
                 found = str(tensor.dtype).removeprefix("torch.")
-                findings.append(finding("M533", place=claim.family.rule.place, subject=target, name=target, found=found, expected=header.dtype))
+                findings.append(
+                    finding(
+                        "M533", place=claim.family.rule.place, subject=target, name=target, found=found, expected=header.dtype
+                    )
+                )
         return findings
 
     def _write(self, claim: Claim, name: str, tensor: torch.Tensor) -> None:
@@ -154,7 +161,7 @@ class UpdateSession:
             written += self._tensors[name].numel() * self._tensors[name].element_size()
         return written
 
-    def _report(self, plan: Plan, matching: Matching, kept: dict[str, str], padded: int, plan_seconds: float) -> LoadReport:  # type: ignore[type-arg]
+    def _report(self, plan: Plan, matching: Matching, kept: Mapping[str, str], padded: int, plan_seconds: float) -> LoadReport:
         return LoadReport(
             rank=plan.rank,
             layout=str(self._program.layout),
@@ -207,4 +214,3 @@ def _on_rank(family: Family, share: Share) -> Family | None:
             for alternative in family.alternatives
         ),
     )
-

@@ -108,7 +108,7 @@ def _find_parent(path: Path, extends: Node) -> Path:
     """Return the file of a parent: beside the child, or bundled."""
     name = text_of(extends)
     beside = path.parent / f"{name}.yaml"
-    if beside.is_file():
+    if beside.is_file() and beside.resolve() != path.resolve():
         return beside
     ids = bundled_ids()
     if name in ids:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping as Values
+from collections.abc import Iterator
+from collections.abc import Mapping as Values
 
 from mapper.spec.model import Case, Literals, Located
 from mapper.spec.names import literal_of

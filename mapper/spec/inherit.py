@@ -112,13 +112,23 @@ def _merge_lists(inherited: tuple[Node, ...], value: Node, findings: Findings) -
             own.append(item)
         else:
             kept = replaced
-    return Sequence((*kept, *own), value.place)
+    merged = Sequence((*kept, *own), value.place)
+    _report_repeated(merged.items, findings)
+    return merged
+
+
+def _report_repeated(items: tuple[Node, ...], findings: Findings) -> None:
+    first: dict[str, Scalar] = {}
+    for id in _ids(items):
+        if first.setdefault(id.text, id) is not id:
+            related = [("first given here", first[id.text].place)]
+            findings.append(finding("M220", place=id.place, related=related, id=id.text))
 
 
 def _drop(items: tuple[Node, ...], id: Scalar, findings: Findings) -> tuple[Node, ...]:
     rest = _replace(items, id.text, None)
     if rest is None:
-        hint = did_you_mean(id.text, _ids(items))
+        hint = did_you_mean(id.text, {each.text for each in _ids(items)})
         findings.append(finding("M144", place=id.place, hint=hint, id=id.text))
         return items
     return rest
@@ -159,10 +169,11 @@ def _with_rules(group: Mapping, rules: tuple[Node, ...]) -> Mapping:
     return Mapping(entries, group.place)
 
 
-def _ids(items: tuple[Node, ...]) -> list[str]:
-    found = []
+def _ids(items: tuple[Node, ...]) -> list[Scalar]:
+    found: list[Scalar] = []
     for item in items:
         mapping = require_mapping(item)
-        found += [text_of(mapping.get("id"))] if mapping.get("id") is not None else []
+        id = mapping.get("id")
+        found += [] if id is None else [require_scalar(id)]
         found += _ids(_rules(mapping))
     return found

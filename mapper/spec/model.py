@@ -7,14 +7,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from mapper.diagnostics import Place
 from mapper.expressions import Expression
+from mapper.expressions import parse as parse_expression
 from mapper.pattern import Pattern
 
 Literals = int | float | str | bool | list[object] | dict[str, object] | None
 Status = Literal["draft", "checked", "verified"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacedExpression(Expression):
+    """An expression as a spec spells it. Every expression of a spec that is written as text is one of these."""
+
+    place: Place
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return placed_expression, (self.text, self.place)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacedPattern(Pattern):
+    """A pattern as a spec spells it; `place` is where its text starts."""
+
+    place: Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +160,7 @@ class Shard:
     """How a dim is cut. `axis` and `units` hold one entry, or one per part."""
 
     dim: str
-    axis: tuple[Expression | str, ...]
+    axis: tuple[str | None, ...]
     units: tuple[Expression, ...]
     pad: Expression | None
     uneven: Literal["pad", "short"] | None
@@ -323,3 +341,9 @@ class Spec:
     cases: tuple[Case, ...]
     place: Place
     digest: str = field(default="")
+
+
+def placed_expression(text: str, place: Place) -> PlacedExpression:
+    """Return the expression that `text` spells, standing at `place`; raises `ExpressionError`."""
+    parsed = parse_expression(text)
+    return PlacedExpression(parsed.text, parsed.names, parsed.calls, parsed._run, place)

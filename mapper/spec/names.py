@@ -11,6 +11,7 @@ from mapper.spec.scalars import (
     Findings,
     expression,
     items_of,
+    literal_expression,
     optional_expression,
     require_mapping,
     require_scalar,
@@ -72,7 +73,7 @@ def _required(node: Node) -> ConfigKey:
 
 def _optional(entry: Entry, findings: Findings) -> ConfigKey:
     if not isinstance(entry.value, Mapping):
-        return ConfigKey(entry.name, entry.name, expressions.literal(literal_of(entry.value)), entry.key.place)
+        return ConfigKey(entry.name, entry.name, literal_expression(entry.value), entry.key.place)
     path = text_of(entry.value.get("path"), entry.name)
     return ConfigKey(entry.name, path, optional_expression(entry.value.get("default"), findings), entry.key.place)
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal, cast
 
-from mapper.expressions import Expression
-from mapper.pattern import Pattern, parse as parse_pattern
-from mapper.spec.names import parse_lets
+from mapper.pattern import Pattern
+from mapper.pattern import parse as parse_pattern
 from mapper.spec.model import (
     Dim,
     Group,
@@ -20,8 +19,8 @@ from mapper.spec.model import (
     Source,
     SourceAlternative,
 )
+from mapper.spec.names import parse_lets
 from mapper.spec.scalars import (
-    NAME,
     Findings,
     boolean,
     expression,
@@ -112,7 +111,7 @@ def _rule(node: Mapping, targets: tuple[tuple[Pattern, Node], ...], findings: Fi
         alternatives=_alternatives(node, targets, findings) if tie is None else (),
         others=cast(Literal["error", "skip"], text_of(node.get("others"), "error")),
         stack=_stack(node.get("stack")),
-        dims=_dims(node.get("dims"), findings),
+        dims=None if node.get("dims") is None else _dims(node.get("dims"), findings),
         stored=_stored(node.get("stored"), findings),
         append=_optional_text(node.get("append")),
         shard=_shard(node.get("shard"), findings),
@@ -204,13 +203,13 @@ def _shard(node: Node | None, findings: Findings) -> dict[str, Shard]:
 def _cut(entry: Entry, findings: Findings) -> Shard:
     place = entry.key.place
     if isinstance(entry.value, Scalar):
-        return Shard(entry.name, (_axis(entry.value, findings),), (), None, None, None, None, None, place)
+        return Shard(entry.name, (_axis(entry.value),), (), None, None, None, None, None, place)
     node = require_mapping(entry.value)
     axis, uneven, bias = node.get("axis"), node.get("uneven"), node.get("bias")
     axes = (axis,) if isinstance(axis, Scalar) else items_of(axis)
     return Shard(
         dim=entry.name,
-        axis=tuple(_axis(each, findings) for each in axes),
+        axis=tuple(_axis(each) for each in axes),
         units=expressions_of(node.get("units"), findings),
         pad=optional_expression(node.get("pad"), findings),
         uneven=None if uneven is None else cast(Literal["pad", "short"], text_of(uneven)),
@@ -221,11 +220,10 @@ def _cut(entry: Entry, findings: Findings) -> Shard:
     )
 
 
-def _axis(node: Node, findings: Findings) -> Expression | str:
+def _axis(node: Node) -> str | None:
+    """Return the axis of a dim or part; null is a part that every rank holds whole."""
     scalar = require_scalar(node)
-    if isinstance(scalar.value, str) and NAME.fullmatch(scalar.text):
-        return scalar.text
-    return expression(scalar, findings)
+    return None if scalar.value is None else scalar.text
 
 
 def _operations(node: Node, findings: Findings) -> tuple[Operation, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping as Values
 
 from mapper.diagnostics import Place, finding
 from mapper.expressions import Expression
+from mapper.messages.suggest import did_you_mean, nearest
 from mapper.spec.formats import parse_formats
 from mapper.spec.model import Finalize, Keep, Mesh, Requirement, Runtime, Skip
 from mapper.spec.names import parse_indices, parse_lets
@@ -19,7 +20,6 @@ from mapper.spec.scalars import (
     require_mapping,
     text_of,
 )
-from mapper.messages.suggest import did_you_mean
 from mapper.yaml_source import Entry, Mapping, Node, Scalar
 
 Presets = Values[str, Values[str, Expression]]
@@ -70,7 +70,9 @@ def _mesh(node: Node | None, place: Place, presets: Presets, findings: Findings)
     mapping = require_mapping(node)
     like = mapping.get("like")
     axes = dict(presets[DEFAULT_MESH] if like is None else _preset(like, presets, findings))
-    axes |= {entry.name: expression(entry.value, findings) for entry in mapping.entries if entry.name not in MESH_KEYS}
+    for entry in mapping.entries:
+        if entry.name not in MESH_KEYS:
+            axes[entry.name] = _axis_size(entry, findings)
     return Mesh(
         like=text_of(like, DEFAULT_MESH),
         axes=axes,
@@ -78,6 +80,13 @@ def _mesh(node: Node | None, place: Place, presets: Presets, findings: Findings)
         round_robin=optional_expression(mapping.get("round_robin"), findings),
         place=node.place,
     )
+
+
+def _axis_size(entry: Entry, findings: Findings) -> Expression:
+    key = nearest(entry.name, MESH_KEYS)
+    if key is not None:
+        findings.append(finding("M223", place=entry.key.place, name=entry.name, key=key))
+    return expression(entry.value, findings)
 
 
 def _preset(node: Node, presets: Presets, findings: Findings) -> Values[str, Expression]:

@@ -8,8 +8,8 @@ from mapper import expressions, pattern
 from mapper.diagnostics import Diagnostic, finding
 from mapper.expressions import Expression, ExpressionError
 from mapper.pattern import Pattern, PatternError
-from mapper.spec.model import Axis, Located
-from mapper.yaml_source import Mapping, Node, Scalar, Sequence, describe, place_at
+from mapper.spec.model import Axis, Located, PlacedPattern, placed_expression
+from mapper.yaml_source import Mapping, Node, Scalar, Sequence, describe, place_at, plain
 
 Findings = list[Diagnostic]
 
@@ -26,9 +26,17 @@ _QUOTED_CONSTANT = re.compile(r"""(['"])(none|None|True|False)\1""")
 def expression(node: Node, findings: Findings) -> Expression:
     """Return the expression a scalar spells; what is wrong with it is added to `findings`."""
     scalar = require_scalar(node)
+    if scalar.value is None and not scalar.text:
+        findings.append(finding("M130", place=scalar.place, problem="expected an expression, found nothing"))
+        return expressions.literal(None)
     if not isinstance(scalar.value, str):
-        return expressions.parse(_spelled(scalar.value))
+        return placed_expression(_spelled(scalar.value), scalar.place)
     return _expression(scalar, scalar.text, 0, findings)
+
+
+def literal_expression(node: Node) -> Expression:
+    """Return the expression that a value which stands for itself would be spelled as."""
+    return placed_expression(_spelled(plain(node)), node.place)
 
 
 def optional_expression(node: Node | None, findings: Findings) -> Expression | None:
@@ -54,7 +62,7 @@ def pattern_of(node: Node, findings: Findings, *, wildcards: bool = False) -> Pa
         return pattern.parse("")
     if parsed.has_wildcards and not wildcards:
         findings.append(finding("M132", place=place_at(scalar, _wildcard_column(parsed)), text=scalar.text))
-    return parsed
+    return PlacedPattern(parsed.text, parsed.segments, place_at(scalar, 0))
 
 
 def axes(node: Node, findings: Findings) -> tuple[Axis, ...]:
@@ -122,15 +130,17 @@ def _expression(scalar: Scalar, text: str, offset: int, findings: Findings) -> E
         place = place_at(scalar, offset + quoted.start())
         findings.append(finding("M124", place=place, word=word, instead=SPELLINGS_OF_CONSTANTS[word]))
         return expressions.literal(None)
+    start = offset + len(text) - len(text.lstrip())
     try:
-        return expressions.parse(text)
+        return placed_expression(text, place_at(scalar, start))
     except ExpressionError as error:
-        column = offset + len(text) - len(text.lstrip()) + error.column
-        findings.append(finding("M130", place=place_at(scalar, column), problem=error.message))
+        findings.append(finding("M130", place=place_at(scalar, start + error.column), problem=error.message))
         return expressions.literal(None)
 
 
 def _spelled(value: object) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_spelled, value))}]"
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     return repr(value)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from mapper.diagnostics import Diagnostic, MapperError, finding
+from mapper.ops.dtypes import torch_name
 from mapper.plan.plan import Plan
 from mapper.plan.targets import DeclaredTarget, fit
 
@@ -81,6 +82,18 @@ def _meta_findings(plan: Plan, tensors: Mapping[str, torch.Tensor], model: Model
     return findings
 
 
+def allocate(plan: Plan, *, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
+    """Return unwritten tensors with the names, local shapes and dtypes of the plan's targets; a tied target is its twin."""
+    tensors: dict[str, torch.Tensor] = {}
+    for target in plan.targets.values():
+        if target.tied_to is None:
+            dtype = torch_name(target.dtype)
+            assert dtype is not None, f"{target.name!r} has the dtype {target.dtype}, which torch does not have"
+            tensors[target.name] = torch.empty(target.shape, dtype=getattr(torch, dtype), device=device)
+    tied = {target.name: tensors[target.tied_to] for target in plan.targets.values() if target.tied_to is not None}
+    return tensors | tied
+
+
 def materialize(model: nn.Module, *, device: torch.device | str = "cpu") -> None:
     """Give every parameter and persistent buffer on meta real, unwritten storage; tensors under several names stay one.
 
@@ -91,7 +104,7 @@ def materialize(model: nn.Module, *, device: torch.device | str = "cpu") -> None
     for prefix, module in model.named_modules(remove_duplicate=False):
         for name, parameter in module._parameters.items():
             if parameter is not None and parameter.is_meta:
-                module._parameters[name] = _real(parameter, real, device)  # type: ignore[assignment]
+                module._parameters[name] = _real(parameter, real, device)
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta and f"{prefix}.{name}".lstrip(".") in persistent:
                 module._buffers[name] = _real(buffer, real, device)

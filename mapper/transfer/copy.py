@@ -25,7 +25,9 @@ def copy_box(target: torch.Tensor, target_box: Box, source: torch.Tensor) -> Non
     view = view_of(target, target_box)
     if view.dim() == source.dim() + 1:
         view = view.squeeze(0)
-    assert view.shape == source.shape and view.dtype == source.dtype, f"{view.shape} {view.dtype} from {source.shape} {source.dtype}"
+    assert (view.shape, view.dtype) == (source.shape, source.dtype), (
+        f"{view.shape} {view.dtype} from {source.shape} {source.dtype}"
+    )
     view.copy_(source)
 
 

@@ -43,15 +43,23 @@ class Family:
 
 
 def family_tensors(name: str) -> dict[str, torch.Tensor]:
-    """Return every tensor of the family's checkpoint, in the order of the files."""
-    family = FAMILIES[name]
-    return {header.name: tensor_values(header) for header in family.headers(family.config)}
+    """Return every tensor of the named family's checkpoint, in the order of the files."""
+    return tensors_of(FAMILIES[name])
 
 
 def write_family(name: str, folder: Path) -> Path:
-    """Write the family's checkpoint (config.json, shards and index) into `folder` and return `folder`."""
-    family = FAMILIES[name]
-    tensors = family_tensors(name)
+    """Write the named family's checkpoint (config.json, shards and index) into `folder` and return `folder`."""
+    return write_checkpoint(FAMILIES[name], folder)
+
+
+def tensors_of(family: Family) -> dict[str, torch.Tensor]:
+    """Return every tensor of a family's checkpoint, in the order of the files."""
+    return {header.name: tensor_values(header) for header in family.headers(family.config)}
+
+
+def write_checkpoint(family: Family, folder: Path) -> Path:
+    """Write a family's checkpoint into `folder` and return `folder`."""
+    tensors = tensors_of(family)
     shards = _split(tensors, family.num_shards)
     folder.mkdir(parents=True, exist_ok=True)
     weight_map: dict[str, str] = {}

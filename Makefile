@@ -1,0 +1,39 @@
+# Two commands are enough on a machine with Python 3.11: `make demo` and `make test`. Both install what they need first.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+JOBS ?= 2
+
+.PHONY: setup demo test lint types layers format clean
+
+setup: $(INSTALLED)  ## a virtual environment of our own in .venv
+
+$(INSTALLED): pyproject.toml constraints-dev.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints-dev.txt --editable '.[transformers]' --group dev
+	touch $@
+
+demo: setup  ## the main job: a DeepSeek-V3 checkpoint onto real models; CHECKPOINT=folder takes your own
+	$(BIN)/python -m demo $(CHECKPOINT)
+
+test: setup lint types layers  ## everything that must hold before a commit
+	$(BIN)/python -m pytest -n $(JOBS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mapper lint
+
+types: setup
+	$(BIN)/mypy
+
+layers: setup
+	$(BIN)/lint-imports
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv .demo build dist
