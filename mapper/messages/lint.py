@@ -24,4 +24,45 @@ MESSAGES: dict[str, Message] = {
         "A case or a check names a config.json by the name of a file in `configs`, beside the specs.",
         "Correct the name, add `configs/NAME.json`, or write the keys of the config in place of its name.",
     ),
+    "M810": Message(
+        "parts {parts} of the rule for {rule!r} have equal size, and no case of the runtime {runtime!r} pins where each goes",
+        "Two parts of equal size in the wrong order change no name and no shape, so no structural check sees it. Only bytes, "
+        "or a case that pins each part's box, do.",
+        "Compare with the module's own forward, then add the case of the hint; it holds what the rule does now.",
+    ),
+    "M811": Message(
+        "the dim {dim!r} of the rule for {rule!r} is cut without `units`, and its size has the factor {factor!r}",
+        "Without `units` a cut may fall anywhere, through the middle of a head or group too, wherever the rows divide.",
+        "Write `units: {{factor}}` (the number of heads or groups), or `units: 1` to insist that any row may be cut.",
+    ),
+    "M812": Message(
+        "the dim {dim!r} of the rule for {rule!r} is padded by `{key}` without `fill`",
+        "What fills the padding of a tensor that is no weight decides results: zero in place of -inf changes no shape.",
+        "Write the `fill` that the module uses, `fill: 0` included.",
+    ),
+    "M813": Message(
+        "the rule for {rule!r} cuts {dim!r}, which its bias does not have, and says nothing about the bias; the config {config!r} has one",
+        "A bias that every rank adds before the sum over ranks counts once per rank.",
+        "Add `bias: first` or `bias: all` to the dim's entry in `shard`, as the module's forward needs it.",
+    ),
+    "M814": Message(
+        "no config reaches the rule for {rule!r}",
+        "What no known config uses is never checked, here or in any test.",
+        "Add a config that uses it to `configs`, correct its `when`, or remove it.",
+    ),
+    "M815": Message(
+        "no config reaches the {kind} {pattern!r}",
+        "What no known config uses is never checked, here or in any test.",
+        "Add a config that uses it to `configs`, correct its pattern or `when`, or remove it.",
+    ),
+    "M816": Message(
+        "no config names the architectures of the spec {spec!r}, so its rules were not compiled",
+        "Index ranges, conditions and sizes have values only with a config; without one only the text is checked.",
+        "Add the config.json of a checkpoint as `configs/NAME.json` beside the spec, or pin a case with a config.",
+    ),
+    "M817": Message(
+        "no config meets what the runtime {runtime!r} requires, so its rules were not compiled",
+        "Index ranges, conditions and sizes have values only with a config; without one only the text is checked.",
+        "Add the config.json of a checkpoint that meets `requires` as `configs/NAME.json` beside the spec.",
+    ),
 }

@@ -82,9 +82,14 @@ def single():
     return rank_of("deepseek_v3", "tp=1,pp=1,dp=1,ep=1", 0)
 
 
+@pytest.fixture(scope="module")
+def loaded():
+    return load_single_rank("deepseek_v3", mtp=False)
+
+
 @pytest.fixture
-def tensors(single):
-    return {name: tensor.clone() for name, tensor in load_single_rank("deepseek_v3", mtp=False).items()}
+def tensors(loaded):
+    return {name: tensor.clone() for name, tensor in loaded.items()}
 
 
 def test_every_family_has_its_goldens_and_none_failed():
