@@ -103,4 +103,4 @@ def _is_same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
 
 
 def _raw(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return tensor.detach().cpu().reshape(-1).view(torch.uint8)

@@ -138,7 +138,9 @@ def test_snapshot_of_links_to_blobs_is_read(tmp_path: Path) -> None:
     assert checkpoint.tensors["a"].shape == (3,)
 
 
-@pytest.mark.parametrize("name", ["__proto__", "", "a\nb", 'quote"', "back\\slash", "model.layers.0-0.w", "weight_map", "ünï", "\0"])
+@pytest.mark.parametrize(
+    "name", ["__proto__", "", "a\nb", 'quote"', "back\\slash", "model.layers.0-0.w", "weight_map", "ünï", "\0"]
+)
 def test_unusual_tensor_name_is_kept(name: str, tmp_path: Path) -> None:
     write(tmp_path / "1.safetensors", {name: ("U8", [3]), "b": ("U8", [2])})
     assert list(Checkpoint.open(tmp_path).tensors) == [name, "b"]

@@ -35,7 +35,9 @@ def file_of_all_dtypes(path: Path) -> dict[str, torch.Tensor]:
     tensors: dict[str, torch.Tensor] = {}
     for number, (name, dtype) in enumerate(TORCH_DTYPES.items()):
         size = 5 * 3 * 2 * dtype.itemsize
-        data = torch.tensor([(7 * position + number) % (2 if name == "BOOL" else 251) for position in range(size)], dtype=torch.uint8)
+        data = torch.tensor(
+            [(7 * position + number) % (2 if name == "BOOL" else 251) for position in range(size)], dtype=torch.uint8
+        )
         tensors[name] = data.view(dtype).reshape(5, 3, 2)
         tensors[f"{name} scalar"] = data[: dtype.itemsize].clone().view(dtype).reshape(())
         tensors[f"{name} empty"] = torch.empty(3, 0, 2, dtype=dtype)
@@ -221,7 +223,9 @@ def test_file_of_another_time_or_size_is_refused(tmp_path: Path) -> None:
     stamped(path, 1_700_000_000_000_000_001)
     checkpoint = Checkpoint.open(path)
     stamped(path, 1_700_000_000_000_000_002)
-    told = f"M650 '{path}' changed since its header was read: expected {size} bytes of 2023-11-14 22:13:20.000000001 UTC, found "
+    told = (
+        f"M650 '{path}' changed since its header was read: expected {size} bytes of 2023-11-14 22:13:20.000000001 UTC, found "
+    )
     hint = "\n  hint: open the checkpoint again once nothing writes to it"
     assert refusal(checkpoint) == f"{told}{size} bytes of 2023-11-14 22:13:20.000000002 UTC{hint}"
     os.truncate(path, size - 1)

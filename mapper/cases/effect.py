@@ -56,8 +56,13 @@ def effects(program: Program, name: str) -> tuple[Effect, ...]:
     Each rule that reads the name is planned as if the checkpoint had all sources of the rule, spelled as this one is.
     A tied target is no copy: it is the storage of its twin.
     """
-    claims = program.resolve(name).claims
-    return tuple(effect for claim in claims if is_here(claim, program.share) for effect in _effects_of(program, name, claim))
+    claims = (claim for claim in program.resolve(name).claims if is_here(claim, program.share))
+    found = (effect for claim in claims for effect in _effects_of(program, name, claim))
+    # A name may be a source in several spellings of one rule; the copy is the same.
+    distinct: dict[tuple[Side, Side], Effect] = {}
+    for effect in found:
+        distinct.setdefault((effect.source, effect.target), effect)
+    return tuple(distinct.values())
 
 
 def _effects_of(program: Program, name: str, claim: Claim) -> Iterator[Effect]:
@@ -78,11 +83,10 @@ def _effects_of(program: Program, name: str, claim: Claim) -> Iterator[Effect]:
     plan = assemble(match([narrowed], (), headers), program.share, (), headers)
     source_shape = shapes[claim.position]
     for step in plan.steps():
-        if step.source == name:
+        if step.source == name:  # the plan holds the rule's other sources too
             target_shape = plan.targets[step.target].shape if source_shape is not None else None
-            yield Effect(
-                claim, Side(name, step.source_box, source_shape), Side(step.target, step.target_box, target_shape)
-            )  # fmt: skip
+            source, target = Side(name, step.source_box, source_shape), Side(step.target, step.target_box, target_shape)
+            yield Effect(claim, source, target)
 
 
 def _dtype(source: SourceFamily) -> str:

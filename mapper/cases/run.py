@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from mapper.cases.effect import Effect, Side, effects
 from mapper.compile import Program, compile
 from mapper.diagnostics import Diagnostic, MapperError, as_objects, finding, render_text
+from mapper.folding import runs
 from mapper.layout import Layout
 from mapper.regions import spell
 from mapper.spec.configs import config_of
@@ -15,6 +16,8 @@ from mapper.spec.model import Case, Located, Spec
 
 EVIDENCE = "pinned cases"
 MISSED, GRABBED, MISROUTED = "M800", "M801", "M802"
+KINDS = (MISSED, GRABBED, MISROUTED)
+COUNTS = ("cases", "lines", "passed", "missed", "grabbed", "misrouted", "not_run")
 
 PinnedPart = tuple[int, int]
 """A rule of the case's runtime by its number, and one of the rule's parts."""
@@ -51,7 +54,7 @@ class CaseReport:
 
     def to_json(self) -> dict[str, object]:
         """Return the report as an object for JSON."""
-        counts = {name: getattr(self, name) for name in ("cases", "lines", "passed", "missed", "grabbed", "misrouted", "not_run")}
+        counts = {name: getattr(self, name) for name in COUNTS}
         return {"ok": self.ok, "spec": self.spec, **counts, "failures": as_objects(self.failures), "evidence": EVIDENCE}
 
     def to_text(self) -> str:
@@ -78,8 +81,8 @@ def run_cases(spec: Spec) -> CaseReport:
     results = list(iter_results(spec))
     failures = tuple(failure for result in results for failure in result.failures)
     lines, passed = sum(result.lines for result in results), sum(result.passed for result in results)
-    missed, grabbed, misrouted = (sum(each.code == code for each in failures) for code in (MISSED, GRABBED, MISROUTED))
-    not_run = sum(result.lines for result in results if any(each.code not in (MISSED, GRABBED, MISROUTED) for each in result.failures))
+    missed, grabbed, misrouted = (sum(each.code == kind for each in failures) for kind in KINDS)
+    not_run = sum(result.lines for result in results if any(each.code not in KINDS for each in result.failures))
     return CaseReport(spec.id, len(results), lines, passed, missed, grabbed, misrouted, not_run, failures)
 
 
@@ -153,9 +156,8 @@ def _misrouted(
         yield finding(MISROUTED, place=target.place, subject=name, name=name, expected=expected, found=actual)
     if left and not wrong:
         expected = " and ".join(_spell(target) for _, target in lines)
-        yield finding(
-            MISROUTED, place=lines[-1][1].place, subject=name, name=name, expected=f"{expected} only", found=f"goes also to {_list(left)}"
-        )  # fmt: skip
+        place, actual = lines[-1][1].place, f"goes also to {_list(left)}"
+        yield finding(MISROUTED, place=place, subject=name, name=name, expected=f"{expected} only", found=actual)
 
 
 def _is(effect: Effect, source: Located, target: Located) -> bool:
@@ -182,47 +184,36 @@ def _nothing(program: Program, name: str) -> str:
     if resolution.outcome == "unknown":
         return "no rule names it"
     ranks = [rank for rank in range(program.layout.num_ranks) if effects(program.at_rank(rank), name)]
-    return f"rank {program.rank} reads nothing of it; rank{'s' if len(ranks) != 1 else ''} {_ranges(ranks) or 'none'} read it"
-
-
-def _ranges(ranks: Sequence[int]) -> str:
-    """Spell whole numbers with runs folded: `0, 2-5`."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and runs[-1][-1] == rank - 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    readers = f"rank{'s' if len(ranks) > 1 else ''} {runs(ranks, through='-')}" if ranks else "no rank"
+    return f"rank {program.rank} reads nothing of it ({readers} would)"
 
 
 # --- skips and unknown ----------------------------------------------------------------------------------------------
 
 
 def _skip_failures(line: Located, program: Program) -> Iterator[Diagnostic]:
-    resolution = program.resolve(line.name)
-    if resolution.outcome == "unknown":
-        yield finding(MISSED, place=line.place, subject=line.name, name=line.name, expected="be skipped", found="no skip names it")
-    elif resolution.outcome != "skipped":
+    outcome = program.resolve(line.name).outcome
+    if outcome == "unknown":
+        name, found = line.name, "no skip names it"
+        yield finding(MISSED, place=line.place, subject=name, name=name, expected="be skipped", found=found)
+    elif outcome != "skipped":
         yield _grabbed(line, program, "skipped")
 
 
 def _unknown_failures(line: Located, program: Program) -> Iterator[Diagnostic]:
-    resolution = program.resolve(line.name)
-    if resolution.skip is not None:
-        found = f"the skip {resolution.skip.text!r} leaves it out"
-        yield finding(GRABBED, place=line.place, subject=line.name, name=line.name, expected="unknown", found=found)
-    elif resolution.outcome != "unknown":
+    if program.resolve(line.name).outcome != "unknown":
         yield _grabbed(line, program, "unknown")
 
 
 def _grabbed(line: Located, program: Program, expected: str) -> Diagnostic:
-    claim = program.resolve(line.name).claims[0]
-    found = f"the rule for {claim.family.rule.text!r} reads it"
-    related = [("the rule", claim.family.rule.place)]
-    return finding(
-        GRABBED, place=line.place, subject=line.name, related=related, name=line.name, expected=expected, found=found
-    )  # fmt: skip
+    resolution = program.resolve(line.name)
+    if resolution.skip is not None:
+        found, related = f"the skip {resolution.skip.text!r} leaves it out", [("the skip", resolution.skip.place)]
+    else:
+        rule = resolution.claims[0].family.rule
+        found, related = f"the rule for {rule.text!r} reads it", [("the rule", rule.place)]
+    known = [(label, place) for label, place in related if place is not None]
+    return finding(GRABBED, place=line.place, subject=line.name, related=known, name=line.name, expected=expected, found=found)
 
 
 def _spell(located: Located) -> str:

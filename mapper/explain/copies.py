@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from mapper.folding import runs
+from mapper.folding import fold, runs, split
 from mapper.pattern import IndexValue
 from mapper.plan.family import Family, SourceFamily
 from mapper.plan.geometry import local_axis, padding_boxes, pieces
@@ -109,6 +109,45 @@ def spell_box(box: Box | None) -> str:
     return spell(box) if box else ""
 
 
+def spell_copy(copy: Copy) -> str:
+    """Return a copy as `name[box] -> name[box]`."""
+    return f"{copy.source}{spell_box(copy.source_box)} -> {copy.target}{spell_box(copy.target_box)}"
+
+
+def copy_object(copy: Copy) -> dict[str, object]:
+    """Return a copy for JSON."""
+    return {
+        "source": copy.source,
+        "source_box": as_pairs(copy.source_box),
+        "target": copy.target,
+        "target_box": as_pairs(copy.target_box),
+    }
+
+
 def as_pairs(box: Box | None) -> list[list[int]] | None:
     """Return a box for JSON."""
     return None if box is None else [list(interval) for interval in box]
+
+
+def spell_copies(copies: Sequence[Copy]) -> list[str]:
+    """Return copies into one target as lines; those that differ only in a number of the source and the slot are one.
+
+    `experts.{16...31}.up.weight[0:4] -> [{0...15}, 4:8]` pairs sources and slots in order.
+    """
+    groups: dict[tuple[object, ...], list[Copy]] = {}
+    for copy in copies:
+        is_slot = bool(copy.target_box) and len(copy.target_box or ()) == len(copy.source_box or ()) + 1
+        box = (copy.target_box or ())[1:] if is_slot else copy.target_box
+        groups.setdefault((split(copy.source)[0], copy.source_box, box, is_slot), []).append(copy)
+    return [line for (*_, is_slot), group in groups.items() for line in _lines(group, is_slot=bool(is_slot))]
+
+
+def _lines(group: Sequence[Copy], *, is_slot: bool) -> list[str]:
+    names = fold(each.source for each in group)
+    if len(group) == 1 or len(names) > 1 or not is_slot:
+        return [f"{each.source}{spell_box(each.source_box)} -> {spell_box(each.target_box) or 'all of it'}" for each in group]
+    boxes = [each.target_box or () for each in group]
+    slots = [box[0][0] for box in boxes]
+    spelled = runs(slots) if slots == sorted(slots) else ", ".join(map(str, slots))
+    rest = "".join(f", {each}" for each in filter(None, [spell_box(boxes[0][1:])[1:-1]]))
+    return [f"{names[0]}{spell_box(group[0].source_box)} -> [{{{spelled}}}{rest}]"]

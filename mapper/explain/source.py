@@ -10,7 +10,7 @@ from mapper.checkpoint import Checkpoint, TensorHeader
 from mapper.compile import Program
 from mapper.compile.resolve import Claim
 from mapper.diagnostics import Diagnostic, Place, as_objects, render_text
-from mapper.explain.copies import Copy, as_pairs, copies_on, spell_box, spell_ranks
+from mapper.explain.copies import Copy, copies_on, copy_object, spell_copy, spell_ranks
 from mapper.explain.near import NearRule, nearest_rules
 from mapper.pattern import IndexValue
 from mapper.plan.family import SkipRule
@@ -144,7 +144,7 @@ def _reading(program: Program, claim: Claim, ranks: Sequence[int], header: Tenso
         claim.bindings,
         part,
         spelling,
-        tuple((tuple(ranks), copy) for copy, ranks in grouped.items()),
+        tuple((tuple(holders), copy) for copy, holders in grouped.items()),
     )
 
 
@@ -165,21 +165,6 @@ def _reading_lines(reading: Reading, outcome: Outcome, asked: Sequence[int]) -> 
     for ranks, copy in reading.copies:
         lines.append(f"    {spell_ranks(ranks)}: {spell_copy(copy)}")
     return lines
-
-
-def spell_copy(copy: Copy) -> str:
-    """Return a copy as `name[box] -> name[box]`."""
-    return f"{copy.source}{spell_box(copy.source_box)} -> {copy.target}{spell_box(copy.target_box)}"
-
-
-def copy_object(copy: Copy) -> dict[str, object]:
-    """Return a copy for JSON."""
-    return {
-        "source": copy.source,
-        "source_box": as_pairs(copy.source_box),
-        "target": copy.target,
-        "target_box": as_pairs(copy.target_box),
-    }
 
 
 def _reading_object(reading: Reading) -> dict[str, object]:

@@ -49,7 +49,7 @@ def doubtful_biases(attempts: Attempts) -> Iterator[Diagnostic]:
                 dim = _summed_dim(family, program.families)
                 yield finding(
                     "M813", place=place, subject=str(family.target), severity="warning",
-                    rule=family.rule.text, dim=dim, config=attempt.config,
+                    rule=family.rule.text, dim=dim, config=attempt.config_text,
                 )  # fmt: skip
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from mapper.cases.run import iter_results
+from collections.abc import Iterable, Iterator
+
+from mapper.cases.run import CaseResult, iter_results
 from mapper.diagnostics import Diagnostic
 from mapper.lint.advice import doubtful_biases, doubtful_cuts
 from mapper.lint.parts import unpinned_parts
@@ -19,15 +21,23 @@ def lint(spec: Spec) -> tuple[Diagnostic, ...]:
     """
     attempts = attempt_all(spec)
     results = list(iter_results(spec))
+    compiled = compile_findings(attempts)
     found = [
-        *compile_findings(attempts),
-        *(failure for result in results for failure in result.failures),
+        *compiled,
+        *_case_failures(results, compiled),
         *unpinned_parts(attempts, results),
         *doubtful_cuts(spec),
         *doubtful_biases(attempts),
         *unreached(spec, attempts),
     ]
     return tuple(sorted(dict.fromkeys(found), key=_position))
+
+
+def _case_failures(results: Iterable[CaseResult], compiled: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
+    """Yield what the cases have found and compiling has not."""
+    known = {(each.code, each.message, each.place) for each in compiled}
+    for result in results:
+        yield from (each for each in result.failures if (each.code, each.message, each.place) not in known)
 
 
 def _position(diagnostic: Diagnostic) -> tuple[str, int, int, str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from itertools import chain
 
 from mapper.cases.effect import effects
 from mapper.cases.run import CaseResult
@@ -20,19 +20,31 @@ def unpinned_parts(attempts: Attempts, results: list[CaseResult]) -> Iterator[Di
     pinned: dict[str, set[tuple[int, int]]] = {}
     for result in results:
         pinned.setdefault(result.case.runtime, set()).update(result.pinned)
-    reported: set[tuple[str, int]] = set()
+    for (runtime, number), (attempt, program) in _richest(attempts).items():
+        families = [family for family in program.families if family.rule.number == number]
+        equal = sorted({part for family in families for part in equal_parts(family)})
+        parts = [each for each in equal if (number, each) not in pinned.get(runtime, ())]
+        if parts:
+            rule = families[0].rule
+            hint = "\n".join(["add under `cases`:", *case_lines(attempt, program, number, parts)])
+            listed = " and ".join(map(str, parts))
+            yield finding(
+                "M810", place=rule.place, subject=rule.text, hint=hint, severity="warning",
+                parts=listed, rule=rule.text, runtime=runtime,
+            )  # fmt: skip
+
+
+def _richest(attempts: Attempts) -> dict[tuple[str, int], tuple[Attempt, Program]]:
+    """Return, for each runtime and rule with equal parts, the program in which most leaves of the rule have them."""
+    found: dict[tuple[str, int], tuple[Attempt, Program]] = {}
+    leaves: dict[tuple[str, int], int] = {}
     for attempt, program in attempts.programs:
-        for family in program.families if attempt.is_plain else ():
-            rule = family.rule
-            parts = [each for each in equal_parts(family) if (rule.number, each) not in pinned.get(attempt.runtime, ())]
-            if parts and (attempt.runtime, rule.number) not in reported:
-                reported.add((attempt.runtime, rule.number))
-                hint = "\n".join(["add under `cases`:", *case_lines(attempt, program, rule.number, parts)])
-                listed = " and ".join(map(str, parts))
-                yield finding(
-                    "M810", place=rule.place, subject=rule.text, hint=hint, severity="warning",
-                    parts=listed, rule=rule.text, runtime=attempt.runtime,
-                )  # fmt: skip
+        with_equal = [family for family in program.families if equal_parts(family)] if attempt.is_plain else []
+        for number, count in Counter(family.rule.number for family in with_equal).items():
+            key = (attempt.runtime, number)
+            if count > leaves.get(key, 0):
+                leaves[key], found[key] = count, (attempt, program)
+    return found
 
 
 def equal_parts(family: Family) -> tuple[int, ...]:
@@ -51,18 +63,18 @@ def equal_parts(family: Family) -> tuple[int, ...]:
 
 def case_lines(attempt: Attempt, program: Program, rule: int, parts: list[int]) -> list[str]:
     """Return the YAML lines of a case that pins these parts of a rule, every required leaf of them, as the program has them."""
-    families = [family for family in program.families if family.rule.number == rule and not family.optional]
-    leaves = {family.leaf: family for family in reversed(families)}
-    sources = chain.from_iterable(
-        [(family, source) for source in family.alternatives[0] if source.part in parts]
-        for family in reversed(leaves.values())
-    )
     lines = [f"  - config: {attempt.config}", f"    runtime: {attempt.runtime}", "    maps:"]
-    for family, source in sources:
-        name = _witness(family, source)
-        targets = [f"{each.target}" for each in effects(program, name)]
-        key = str(effects(program, name)[0].source)
-        lines.append(f"      {_scalar(key)}: {_scalar(targets[0]) if len(targets) == 1 else json.dumps(targets)}")
+    seen: set[str] = set()
+    for family in program.families:
+        if family.rule.number != rule or family.optional or family.leaf in seen:
+            continue
+        seen.add(family.leaf)
+        for source in family.alternatives[0]:
+            if source.part in parts:
+                found = effects(program, _witness(family, source))
+                targets = [str(each.target) for each in found]
+                value = _scalar(targets[0]) if len(targets) == 1 else json.dumps(targets)
+                lines.append(f"      {_scalar(str(found[0].source))}: {value}")
     return lines
 
 

@@ -43,15 +43,19 @@ class Attempt:
         """Whether all options have their defaults and there is one rank."""
         return not self.options and self.layout.num_ranks == 1
 
+    @property
+    def config_text(self) -> str:
+        """The config as a message names it."""
+        return "of a case" if self.config.startswith("{") else repr(self.config)
+
     def __str__(self) -> str:
         options = "".join(f", {name}={json.dumps(value)}" for name, value in self.options.items())
-        config = repr(self.config) if not self.config.startswith("{") else "of a case"
-        return f"the config {config}, {self.runtime}, {self.layout}{options}"
+        return f"the config {self.config_text}, {self.runtime}, {self.layout}{options}"
 
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """All compiles of a spec."""
+    """All compiles of a spec. `configs` are by name, or by their text where a case spells them."""
 
     all: tuple[Attempt, ...]
     configs: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
@@ -85,14 +89,12 @@ def compile_findings(attempts: Attempts) -> list[Diagnostic]:
     seen: dict[Diagnostic, list[Attempt]] = {}
     for attempt in attempts.all:
         for each in attempt.findings:
-            if not _is_expected(each, attempt, attempts):
+            if not _is_expected(each, attempt):
                 seen.setdefault(each, []).append(attempt)
     return [_with_first(each, found) for each, found in seen.items()]
 
 
-def _attempt(
-    spec: Spec, name: str, config: Mapping[str, object], runtime: str, layout: Layout, options: Options
-) -> Attempt:
+def _attempt(spec: Spec, name: str, config: Mapping[str, object], runtime: str, layout: Layout, options: Options) -> Attempt:
     try:
         program = compile(spec, config=config, runtime=runtime, layout=layout, options=options)
     except MapperError as error:
@@ -100,7 +102,7 @@ def _attempt(
     return Attempt(name, runtime, layout, options, program, ())
 
 
-def _is_expected(diagnostic: Diagnostic, attempt: Attempt, attempts: Attempts) -> bool:
+def _is_expected(diagnostic: Diagnostic, attempt: Attempt) -> bool:
     """Whether the finding says only that a config does not fit a layout, or that an option is not executed yet."""
     if diagnostic.code == UNSUPPORTED:
         return bool(attempt.options)

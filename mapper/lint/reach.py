@@ -50,9 +50,7 @@ def _unreached_rules(spec: Spec, attempts: Attempts, compiled: set[str]) -> Iter
 
 
 def _unreached_skips(spec: Spec, attempts: Attempts, compiled: set[str]) -> Iterator[Diagnostic]:
-    reached = {
-        rule.place for _, program in attempts.programs for rule in (*program.skips, *program.keeps) if _has_names(rule)
-    }
+    reached = {rule.place for _, program in attempts.programs for rule in (*program.skips, *program.keeps) if _has_names(rule)}
     for runtime in spec.runtimes.values():
         for kind, rules in (("skip", runtime.skip), ("keep", runtime.keep)):
             for each in rules if runtime.name in compiled else ():

@@ -41,7 +41,7 @@ MESSAGES: dict[str, Message] = {
         "Write the `fill` that the module uses, `fill: 0` included.",
     ),
     "M813": Message(
-        "the rule for {rule!r} cuts {dim!r}, which its bias does not have, and says nothing about the bias; the config {config!r} has one",
+        "the rule for {rule!r} cuts {dim!r} and does not say which ranks hold the bias, which the config {config} has",
         "A bias that every rank adds before the sum over ranks counts once per rank.",
         "Add `bias: first` or `bias: all` to the dim's entry in `shard`, as the module's forward needs it.",
     ),

@@ -88,4 +88,9 @@ MESSAGES: dict[str, Message] = {
         "A source of which a part is dropped on all ranks is only half loaded.",
         "Correct the rule's `shard`: a size that does not divide loses its tail.",
     ),
+    "M536": Message(
+        "{target} is held by no rank for {index} in {lost}",
+        "Every layer and every expert lives on at least one rank.",
+        "Correct the index's range or axis, or the rule's `stage`.",
+    ),
 }

@@ -143,7 +143,7 @@ def assemble(matching: Matching, share: Share, keeps: Sequence[SkipRule], tensor
     families = []
     for matched in matching.families:
         if matched.family.tie is None:
-            local = _localize(matched, share, findings)
+            local = localize(matched, share, findings)
             if local is not None:
                 families.append(local)
     targets = _targets(families)
@@ -193,7 +193,7 @@ def _stacked_names(source: SourceFamily, fixed: Mapping[str, IndexValue], stack:
     )
 
 
-def _localize(matched: MatchedFamily, share: Share, findings: list[Diagnostic]) -> LocalFamily | None:
+def localize(matched: MatchedFamily, share: Share, findings: list[Diagnostic]) -> LocalFamily | None:
     family = matched.family
     if not share.holds(family.stage):
         return None

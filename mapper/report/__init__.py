@@ -1,6 +1,7 @@
 """What a proof or a load has found, as data, text and JSON."""
 
 from mapper.report.check import CheckReport, check
+from mapper.report.layouts import LayoutsReport, check_layouts
 from mapper.report.load import LoadReport
 
-__all__ = ["CheckReport", "LoadReport", "check"]
+__all__ = ["CheckReport", "LayoutsReport", "LoadReport", "check", "check_layouts"]

