@@ -51,7 +51,7 @@ def local_axis(axis: Axis, coordinate: Coordinate) -> LocalAxis:
     for part, size in enumerate(axis.parts):
         start, stop, share = _share(axis.cut, part, size, coordinate)
         low, high, width = start // axis.divisor, -(-stop // axis.divisor), -(-share // axis.divisor)
-        filled = high - low
+        filled = high - low if start < stop else 0
         if filled:
             segments.append(Segment(part, (low, high), (joined + low, joined + high), (position, position + filled)))
         if filled < width:

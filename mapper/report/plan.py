@@ -104,7 +104,8 @@ class PlanReport:
         if self.steps is not None:
             lines += [f"  {step.source}{_box(step.source_box)} -> {step.target}{_box(step.target_box)}" for step in self.steps]
         lines += [
-            f"  sources  {totals.sources:,}: {totals.loaded:,} loaded, {totals.elsewhere:,} elsewhere, {totals.skipped:,} skipped",
+            f"  sources  {totals.sources:,}: {totals.loaded:,} loaded, {totals.elsewhere:,} elsewhere, "
+            f"{totals.skipped:,} skipped",
             *(f"           {count:,} skipped by {rule}" for rule, count in self.skipped_by.items() if count),
             f"  targets  {totals.targets:,}" + (f", {totals.tied:,} tied" if totals.tied else ""),
             f"  bytes    {totals.bytes:,} held, {totals.bytes_read:,} read",
