@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,9 +48,3 @@ def targets_of(rank: GoldenRank) -> dict[str, Any]:
     """Return the parameters of a golden's rank as `--targets` reads them."""
     parameters = {each.name: {"shape": list(each.shape), "dtype": str(each.dtype)} for each in rank.params}
     return {**parameters, "aliases": dict(rank.aliases)}
-
-
-def copy_spec_folder(source: Path, folder: Path) -> Path:
-    """Copy the configs beside a spec, so that a changed copy of it finds them; return the folder."""
-    shutil.copytree(source.parent / "configs", folder / "configs")
-    return folder

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from mapper.expressions import (
@@ -20,7 +20,8 @@ from mapper.expressions import (
     parse,
 )
 
-THOROUGH = settings(max_examples=10 * settings().max_examples, deadline=None)
+QUICK = settings(deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+THOROUGH = settings(QUICK, max_examples=10 * settings().max_examples)
 
 VALUES: dict[str, object] = {
     "a": 0,
@@ -164,6 +165,7 @@ def test_every_name_that_is_read_is_among_the_names(text: str) -> None:
     assert parsed.calls == ({"doubled"} if "doubled" in text else frozenset())
 
 
+@QUICK
 @given(EXPRESSIONS)
 def test_pickled_expression_has_the_same_value(text: str) -> None:
     parsed, scope = parse(f"  {text} "), Recorded()
@@ -187,7 +189,7 @@ def test_literal_is_its_value_also_after_pickling(value: object) -> None:
         assert not expression.names
 
 
-@settings(deadline=None)
+@QUICK
 @given(st.text(st.sampled_from("abc01.()[]{}<>=!+-*/%,: '\"\\\n\t#@&|~^lambdforiné"), max_size=25))
 def test_any_text_is_an_expression_or_refused_at_a_column_within_it(text: str) -> None:
     column = 0

@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from mapper.compile.cuts import cut_faults
@@ -18,10 +18,11 @@ from mapper.plan.family import Axis, Cut, Family, RuleInfo
 from mapper.plan.geometry import LocalAxis, local_axis, padding_boxes, pieces
 from mapper.regions import Box, tiling_faults
 
-THOROUGH = settings(max_examples=5 * settings().max_examples, deadline=None)
+QUICK = settings(deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+THOROUGH = settings(QUICK, max_examples=5 * settings().max_examples)
 
-Element = tuple[int, int] | None
-"""(part, position in it), or None for padding."""
+Element = tuple[int, int]
+"""(part, position in it); padding has the positions behind the part's size."""
 Elements = list[Element]
 
 
@@ -42,7 +43,7 @@ class Ranks:
 def padded_part(axis: Axis, part: int) -> Elements:
     elements: Elements = [(part, position) for position in range(axis.parts[part])]
     while axis.cut is not None and len(elements) % axis.cut.pad:
-        elements.append(None)
+        elements.append((part, len(elements)))
     return elements
 
 
@@ -79,14 +80,13 @@ def blocks(elements: Elements, divisor: int) -> list[tuple[Element, ...]]:
     return [tuple(elements[start : start + divisor]) for start in range(0, len(elements), divisor)]
 
 
-def local_blocks(axis: Axis, ranks: Ranks, position: dict[str, int]) -> list[Element] | None:
+def local_blocks(axis: Axis, ranks: Ranks, position: dict[str, int]) -> list[Element | None] | None:
     """The rank's stored elements, each as (part, stored position) or None; None where the mesh cannot cut the axis."""
     grid = {
-        block: (part, number) if any(block) else None
+        block: (part, number) if block[0][1] < axis.parts[part] else None
         for part in range(len(axis.parts))
         for number, block in enumerate(blocks(padded_part(axis, part), axis.divisor))
     }
-    grid |= {(None,) * length: None for length in range(1, axis.divisor + 1)}
     shares = [held(axis, part, ranks, position) for part in range(len(axis.parts))]
     local = blocks([element for share in shares for element in share or ()], axis.divisor)
     return None if None in shares or any(block not in grid for block in local) else [grid[block] for block in local]
@@ -135,9 +135,9 @@ def local_of(axis: Axis, ranks: Ranks, position: dict[str, int]) -> LocalAxis:
     return local_axis(axis, lambda name: (ranks.sizes[name], position[name]))
 
 
-def stored(axis: LocalAxis) -> list[Element]:
+def stored(axis: LocalAxis) -> list[Element | None]:
     """What the segments and the padding say of each stored element."""
-    elements: list[Element | str] = ["nothing"] * axis.size
+    elements: list[Element | str | None] = ["nothing"] * axis.size
     for segment in axis.segments:
         for source, target in zip(range(*segment.source), range(*segment.target), strict=True):
             assert elements[target] == "nothing", "two segments meet"
@@ -155,13 +155,14 @@ def stored(axis: LocalAxis) -> list[Element]:
 @given(axes_of(), RANKS)
 @example(Axis("out", (12, 4), 1, Cut((None, "tp"), (12, 2), 1)), Ranks({"tp": 4, "moe": 1}))
 @example(Axis("out", (12, 4), 1, Cut(("moe", "tp"), (12, 2), 1)), Ranks({"tp": 4, "moe": 1}))
+@example(Axis("out", (1,), 2, Cut(("tp",), (6,), 6)), Ranks({"tp": 2, "moe": 1}))
 def test_cuts_are_refused_exactly_where_a_unit_or_a_block_would_be_cut(axis: Axis, ranks: Ranks) -> None:
     faults = faults_of(axis, ranks)
     assert (not faults) == is_legal(axis, ranks)
     assert {each.code for each in faults} <= {"M316", "M329", "M330", "M331"}
 
 
-@settings(deadline=None)
+@QUICK
 @given(axes_of(), RANKS)
 @example(Axis("out", (6, 4), 1, Cut(("tp", "tp"), (6, 4), 1)), Ranks({"tp": 4, "moe": 1}))
 @example(Axis("out", (48,), 4, Cut(("tp",), (6,), 1)), Ranks({"tp": 5, "moe": 1}))
@@ -213,7 +214,7 @@ def tensors(draw: st.DrawFn) -> tuple[tuple[Axis, ...], Ranks]:
     return tuple(axis for position, axis in enumerate(axes) if position == first or len(axis.parts) == 1), draw(RANKS)
 
 
-@settings(deadline=None)
+@QUICK
 @given(st.data(), tensors())
 def test_copying_boxes_equals_picking_elements_with_numpy(data: st.DataObject, case: tuple[tuple[Axis, ...], Ranks]) -> None:
     axes, ranks = case

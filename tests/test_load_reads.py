@@ -18,7 +18,7 @@ from mapper.regions import volume
 from mapper.report import check
 from mapper.spec import load_spec
 from mapper.transfer.bind import declare
-from tests.loads import Tensors, all_raw, fill, prefilled, told, write
+from tests.loads import Tensors, all_raw, fill, prefilled, spec_of, told, write
 from tests.oracle.families import FAMILIES, family_tensors, write_family
 
 LAYOUTS = ["tp=1,pp=1", "tp=1,pp=2", "tp=2,ep=2", "tp=4,pp=2", "tp=2,dp=2,ep=4", "tp=1,pp=3,dp=2"]
@@ -77,6 +77,35 @@ def test_nothing_of_other_ranks_is_read(v3: Checkpoint) -> None:
     assert sum(report.bytes_read for report in reports) == v3.total_bytes
     assert all(0 < report.bytes_read < v3.total_bytes for report in reports)
     assert [report.loaded for report in reports] == [report.elsewhere for report in reports[::-1]]
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_source_that_holds_all_parts_is_cut_part_by_part(is_stream: bool, tmp_path: Path) -> None:
+    rule = "{target: qkv, dims: {out: [8, 4, 2], in: 3}, shard: {out: tp}}"
+    text = f"runtimes:\n  own:\n    mesh: vllm\n    rules:\n      - {rule}\n"
+    source = torch.arange(42.0).reshape(14, 3)
+    checkpoint = write(tmp_path / "fused", {"qkv": source}, {})
+    whole = compile(spec_of(tmp_path, text), config={}, runtime="own", layout=Layout(tp=2))
+    for rank, rows in enumerate(([0, 1, 2, 3, 8, 9, 12], [4, 5, 6, 7, 10, 11, 13])):
+        model = {"qkv": torch.zeros(7, 3)}
+        loader = Loader(whole.at_rank(rank), model)
+        if is_stream:
+            with loader.update() as session:
+                session.feed("qkv", source)
+        else:
+            assert loader.load(checkpoint).bytes_read == 7 * 3 * 4
+        assert torch.equal(model["qkv"], source[rows])
+
+
+def test_rank_of_padding_alone_counts_its_source_as_elsewhere_from_a_stream_too(tmp_path: Path) -> None:
+    text = "runtimes:\n  own:\n    mesh: vllm\n    rules:\n      - {target: w, dims: {n: 3}, shard: {n: {axis: tp, pad: 8}}}\n"
+    program = compile(spec_of(tmp_path, text), config={}, runtime="own", layout=Layout(tp=2), rank=1)
+    model = {"w": torch.ones(4)}
+    with Loader(program, model).update() as session:
+        session.feed("w", torch.arange(3.0))
+    report = session.finish()
+    assert not model["w"].any()
+    assert (report.sources, report.loaded, report.elsewhere, report.bytes_read) == (1, 0, 1, 0)
 
 
 def test_progress_counts_up_to_all_bytes_to_write(v3: Checkpoint) -> None:

@@ -5,7 +5,7 @@ from functools import cache
 from itertools import product
 
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from mapper.expressions import Expression, ExpressionError
@@ -25,7 +25,8 @@ from mapper.pattern import (
     under,
 )
 
-THOROUGH = settings(max_examples=5 * settings().max_examples, deadline=None)
+QUICK = settings(deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+THOROUGH = settings(QUICK, max_examples=5 * settings().max_examples)
 
 SMALL: dict[str, tuple[IndexValue, ...]] = {"i": (0, 1), "j": (1, 0), "w": ("a", "b"), "none": ()}
 LARGE: dict[str, tuple[IndexValue, ...]] = {"i": tuple(range(9, 13)), "j": (2, 0, 1), "w": ("a", "b", "ab", "a1")}
@@ -140,6 +141,7 @@ def test_names_and_match_are_inverse(text: str) -> None:
         assert (template.match(name) is not None) == (name in names)
 
 
+@QUICK
 @given(patterns(wildcards=False), st.data())
 def test_names_of_chosen_values_come_with_the_last_index_fastest(text: str, data: st.DataObject) -> None:
     assume(not is_ambiguous(text, LARGE))
@@ -183,7 +185,7 @@ def test_segment_is_refused_exactly_when_two_values_spell_one_text(text: str) ->
 # --- relations ----------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=2 * settings().max_examples, deadline=None)
+@settings(QUICK, max_examples=2 * settings().max_examples)
 @given(patterns(wildcards=True, max_size=3), patterns(wildcards=True, max_size=3))
 @example("{i}.{i}", "{j}.{1 - j}")
 @example("**.{i}.**.{i}", "0.**.1")
@@ -199,6 +201,7 @@ def test_common_name_is_spelled_by_both_and_is_found_where_there_is_one(first: s
             assert readings(second, name)
 
 
+@QUICK
 @given(patterns(wildcards=False), patterns(wildcards=False))
 def test_templates_without_wildcards_have_a_common_name_exactly_when_their_lists_meet(first: str, second: str) -> None:
     one, other = bound(first), bound(second)
@@ -207,7 +210,7 @@ def test_templates_without_wildcards_have_a_common_name_exactly_when_their_lists
     assert (name in shared) if shared else (name is None)
 
 
-@settings(deadline=None)
+@QUICK
 @given(patterns(wildcards=True), st.data())
 @example("{i}.{i}.{j}", None)
 @example("**.{w}.**.{w}", None)
@@ -223,6 +226,7 @@ def test_below_spells_what_follows_the_prefix(text: str, data: st.DataObject | N
                 assert any(values.items() <= reading.items() for reading in readings(text, f"{prefix}.{name}"))
 
 
+@QUICK
 @given(patterns(wildcards=False), st.data())
 def test_names_below_are_the_names_without_the_prefix(text: str, data: st.DataObject) -> None:
     template = bound(text)
@@ -233,6 +237,7 @@ def test_names_below_are_the_names_without_the_prefix(text: str, data: st.DataOb
     assert inner.names(SMALL) == [name.removeprefix(f"{prefix}.") for name in names if name.startswith(f"{prefix}.")]
 
 
+@QUICK
 @given(patterns(wildcards=True), patterns(wildcards=False).filter(lambda text: "{" not in text))
 def test_below_undoes_under(text: str, prefix: str) -> None:
     template = bound(text)

@@ -183,6 +183,13 @@ def test_parameter_that_does_not_fit_is_told_before_its_write(case: str, compile
     session.feed("free", STREAM["free"])
 
 
+def test_dtype_that_the_rule_states_counts_even_where_the_model_has_another(compiled: Compiled) -> None:
+    model = {"typed": torch.zeros(2, dtype=torch.bfloat16)}
+    text = "runtimes:\n  own:\n    rules:\n      - {target: typed, dims: {n: 2}, dtype: float32}\n"
+    session = Loader(compiled(text, "", 0), model).update()
+    assert refused(session, "typed", torch.ones(2, dtype=torch.bfloat16), model) == [("M504", "typed")]
+
+
 def test_two_rules_for_one_parameter_are_told_at_the_second(compiled: Compiled) -> None:
     program = compiled(SPEC + "      - copy: [free2]\n")
     model = model_of()

@@ -29,6 +29,7 @@ class Names:
         self.parent = parent
         self.indices: frozenset[str] = parent.indices if parent else frozenset(indices)
         self._values: dict[tuple[object, ...], Value] = {}
+        self._dependence: dict[str, tuple[str, ...]] = {}
         self._free: dict[str, tuple[str, ...]] = {}
 
     def below(self, lets: Mapping[str, Let]) -> Names:
@@ -49,7 +50,11 @@ class Names:
 
     def dependence(self, expression: Expression) -> tuple[str, ...]:
         """Return the indices that the expression's value depends on, lets and functions included, in sorted order."""
-        return tuple(name for name in self._free_names(expression) if name in self.indices)
+        known = self._dependence.get(expression.text)
+        if known is None:
+            free = self._free_names(expression)
+            known = self._dependence[expression.text] = tuple(name for name in free if name in self.indices)
+        return known
 
     def _value_of(self, expression: Expression, bindings: Bindings, active: Active) -> Value:
         key = (expression.text, *[bindings.get(name) for name in self._free_names(expression)])

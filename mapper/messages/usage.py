@@ -63,11 +63,6 @@ MESSAGES: dict[str, Message] = {
         "A model is a class of Transformers, or a factory `package.module:function` that returns a module or a mapping.",
         "Check the name, and that its package can be imported here.",
     ),
-    "M913": Message(
-        "{path!r} cannot be read: {reason}",
-        "The system refused to open or read the file, or it is not JSON.",
-        "Check the path and the file.",
-    ),
     "M914": Message(
         "{command!r} needs {package}, which is not installed",
         "The base install reads specs and headers only; tensors need more packages.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from mapper import Layout
 from mapper.spec.model import Spec
@@ -11,18 +12,27 @@ from mapper.testing.reference import Declared, ReferenceResult, declared_sources
 from mapper.testing.tensors import Tensors
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Example:
     """What a guarantee is checked on. `ranks` are those to look at where all would take too long."""
 
-    spec: Spec = field(repr=False)
+    spec: Spec
     runtime: str
     config: Mapping[str, object]
     layout: Layout
     ranks: tuple[int, ...]
     tensors: Tensors
     options: Mapping[str, object] = field(default_factory=dict)
-    _known: dict[tuple[Layout, int], ReferenceResult] = field(default_factory=dict, repr=False, compare=False)
+    _known: dict[tuple[Layout, int], ReferenceResult] = field(default_factory=dict, compare=False)
+
+    def __repr__(self) -> str:
+        return (
+            f"Example({self.spec.id} {self.runtime}, {self.layout}, ranks {self.ranks}, {self.tensors}, options "
+            f"{dict(self.options)}, config {dict(self.config)})"
+        )
+
+    def _repr_pretty_(self, printer: Any, is_cycle: bool) -> None:
+        printer.text(repr(self))
 
     def reference(self, rank: int) -> ReferenceResult:
         """Return what a rank of the layout holds."""

@@ -33,7 +33,7 @@ def _layouts(draw: st.DrawFn, named: Named, runtime: str, config: Mapping[str, o
     pp = draw(st.sampled_from([size for size in (1, 2, 1, 3, 4) if tp * dp * size <= max_ranks]))
     has_ep = draw(st.booleans())
     for layout in _ever_smaller(tp, pp, dp, has_ep=has_ep):
-        if layout_fault(spec, config=config, runtime=runtime, layout=layout) is None:
+        if _is_drawn(spec, runtime, config, layout):
             break
     else:
         raise AssertionError(f"the config of {spec.id} fits on no layout, not even one rank")
@@ -50,6 +50,15 @@ def _ever_smaller(tp: int, pp: int, dp: int, *, has_ep: bool) -> Iterator[Layout
             yield Layout(tp=size, pp=pp, dp=dp)
     yield Layout(pp=pp)
     yield Layout()
+
+
+def _is_drawn(spec: Spec, runtime: str, config: Mapping[str, object], layout: Layout) -> bool:
+    """Say whether a layout can hold the model with at least one expert on every rank."""
+    if layout_fault(spec, config=config, runtime=runtime, layout=layout) is not None:
+        return False
+    last = world_of(spec, config=config, runtime=runtime, layout=layout, rank=layout.num_ranks - 1)
+    placed = [name for name, index in last.indices().items() if index.axis == "ep" and last.values(name)]
+    return all(last.held(name) for name in placed)
 
 
 def _draw_split(draw: st.DrawFn, spec: Spec, runtime: str, config: Mapping[str, object], pp: int) -> tuple[int, ...] | None:

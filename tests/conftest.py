@@ -1,0 +1,33 @@
+"""Fixtures that several test modules use."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mapper.cli import main
+
+
+@pytest.fixture
+def run(capsys):
+    """Run a command in process; return its exit code and what it printed on stdout and stderr."""
+
+    def run(*words):
+        capsys.readouterr()
+        code = main(list(map(str, words)))
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture
+def run_json(run):
+    """Run a command with --format json; return its exit code and the one object it printed."""
+
+    def run_json(*words):
+        code, out, _ = run(*words, "--format", "json")
+        return code, json.loads(out)
+
+    return run_json
