@@ -48,11 +48,21 @@ class Share:
         axis = self.placed.get(index)
         if axis is None:
             return values
-        size, position = self._coordinates[axis]
-        owned = (
-            stage_layers(len(values), self.mesh.layout, position) if axis == "pp" else expert_slots(len(values), size, position)
-        )
-        return values[owned.start : owned.stop]
+        if axis == "pp":
+            owned = stage_layers(len(values), self.mesh.layout, self._coordinates[axis][1])
+            return values[owned.start : owned.stop]
+        return tuple(values[expert] for expert in self.held_slots(len(values)))
+
+    def held_slots(self, count: int) -> tuple[int, ...]:
+        """Return which of `count` experts are in this rank's slots, in slot order."""
+        known = self._held.get(count)
+        if known is None:
+            known = self._held[count] = expert_slots(count, self.mesh, self._coordinates["ep"][1])
+        return known
+
+    @cached_property
+    def _held(self) -> dict[int, tuple[int, ...]]:
+        return {}
 
     def owned(self, index: str, values: tuple[IndexValue, ...]) -> tuple[IndexValue, ...]:
         """Return those of `values` that live here, in slot order."""
