@@ -5,6 +5,7 @@ Ranks count tp fastest, then pp, then dp. Expert parallelism runs over dp and tp
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Literal
@@ -13,7 +14,10 @@ from mapper.diagnostics import Diagnostic, MapperError, finding
 
 Placement = Literal["linear", "round_robin"] | tuple[int, ...]
 Stage = Literal["first", "last", "both", "all"]
+PLACEMENTS = ("linear", "round_robin")
 BASE_AXES = ("tp", "pp", "dp", "ep")
+
+_NUMBER = re.compile(r"-?[0-9]{1,18}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,17 +194,27 @@ def _faults(layout: Layout) -> list[Diagnostic]:
     faults = []
     for axis in BASE_AXES:
         size = getattr(layout, axis)
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        if not _is_count(size) or size < 1:
             faults.append(finding("M320", axis=axis, size=size))
     if faults:
         return faults
     if layout.ep not in (1, layout.tp * layout.dp):
         faults.append(finding("M321", ep=layout.ep, tp=layout.tp, dp=layout.dp, product=layout.tp * layout.dp))
-    if layout.redundant_experts < 0:
+    if not _is_count(layout.redundant_experts):
         faults.append(finding("M320", axis="redundant_experts", size=layout.redundant_experts))
-    if layout.pp_layers is not None and (len(layout.pp_layers) != layout.pp or min(layout.pp_layers) < 0):
+    if layout.pp_layers is not None and (len(layout.pp_layers) != layout.pp or not all(map(_is_count, layout.pp_layers))):
         faults.append(finding("M322", listed="+".join(map(str, layout.pp_layers)), pp=layout.pp))
+    if not _is_placement(layout.placement):
+        faults.append(finding("M325", text=f"placement={layout.placement}", key="placement", value=layout.placement))
     return faults
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_placement(value: object) -> bool:
+    return value in PLACEMENTS or (isinstance(value, tuple) and bool(value) and all(map(_is_count, value)))
 
 
 def _parse_value(text: str, key: str, value: str, seen: Mapping[str, object]) -> object:
@@ -209,11 +223,10 @@ def _parse_value(text: str, key: str, value: str, seen: Mapping[str, object]) ->
         raise MapperError([finding("M324", text=text, key=key, known=", ".join(known))])
     if key in seen:
         raise MapperError([finding("M326", text=text, key=key)])
-    if key == "placement" and value in ("linear", "round_robin"):
+    if key == "placement" and value in PLACEMENTS:
         return value
-    try:
-        if key in ("pp_layers", "placement"):
-            return tuple(int(part) for part in value.split("+"))
-        return int(value)
-    except ValueError as error:
-        raise MapperError([finding("M325", text=text, key=key, value=value)]) from error
+    parts = value.split("+") if key in ("pp_layers", "placement") else [value]
+    if not all(_NUMBER.fullmatch(part) for part in parts):
+        raise MapperError([finding("M325", text=text, key=key, value=value)])
+    numbers = tuple(map(int, parts))
+    return numbers if key in ("pp_layers", "placement") else numbers[0]

@@ -47,8 +47,8 @@ def intersection(first: Box, second: Box) -> Box | None:
 
 
 def contains(outer: Box, inner: Box) -> bool:
-    """Return whether every element of `inner` lies in `outer`."""
-    return all(a <= c and d <= b for (a, b), (c, d) in zip(outer, inner, strict=True))
+    """Return whether every element of `inner` lies in `outer`; an empty box lies anywhere."""
+    return not volume(inner) or all(a <= c and d <= b for (a, b), (c, d) in zip(outer, inner, strict=True))
 
 
 def difference(box: Box, hole: Box) -> list[Box]:

@@ -304,7 +304,9 @@ def _syntax_finding(error: yaml.MarkedYAMLError, file: str, lines: list[str]) ->
     related = []
     if error.context and error.context_mark:
         related.append((error.context, _place(file, lines, error.context_mark.line, error.context_mark.column)))
-    return finding("M101", place=place, related=related, problem=error.problem or "not YAML")
+    at_brace = place.text[place.column - 1 : place.column] == "{"
+    hint = "inside { } and [ ], quote a name that has braces" if at_brace else ""
+    return finding("M101", place=place, related=related, hint=hint, problem=error.problem or "not YAML")
 
 
 def _forbidden_characters(lines: list[str], file: str) -> list[Diagnostic]:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,14 @@ def wrong_values(draw: st.DrawFn) -> bytes:
 @example(file_bytes('{"a":{"dtype":"F32","shape":[-0],"data_offsets":[0,0]}}', b""))
 @example(file_bytes('{"a":{"dtype":"F32","shape":[true],"data_offsets":[0,4]}}', counted(4)))
 @example(file_bytes('{"a":{"dtype":"F32","shape":[1],"data_offsets":[0.0,4]}}', counted(4)))
-@example(file_bytes('{"a":{"dtype":"F32","shape":[0,9223372036854775808,2],"data_offsets":[0,0]}}', b""))
+@example(file_bytes('{"a":{"dtype":"F32","shape":[9223372036854775808,2,0],"data_offsets":[0,0]}}', b""))
+@example(file_bytes('{"a":{"dtype":"F32","shape":[-1,-4],"data_offsets":[0,16]}}', counted(16)))
+@example(file_bytes('{"a":{"dtype":"F4","shape":[3,9],"data_offsets":[0,13]}}', counted(13)))
+@example(
+    file_bytes(
+        '{"a":{"dtype":"U8","shape":[4],"data_offsets":[0]},"b":{"dtype":"U8","shape":[4],"data_offsets":[4,4,8]}}', counted(8)
+    )
+)
 @example(file_bytes('{"a":{"dtype":"F32","shape":[1],"shape":[1],"data_offsets":[0,4]}}', counted(4)))
 @example(file_bytes('{"a":["F32",[1],[0,4]]}', counted(4)))
 @example(file_bytes('{"__metadata__":{"a":1}}', b""))
@@ -146,36 +154,25 @@ def test_wrong_header_is_refused_where_the_library_refuses_it(path: Path, data: 
 
 TOKENS = st.sampled_from(
     [
-        b'"',
-        b"\\",
-        b"-0",
-        b"1e3",
-        b"1.0",
-        b"NaN",
-        b"true",
-        b"null",
-        b"[",
-        b"]",
-        b"{",
-        b"}",
-        b",",
-        b":",
-        b" ",
-        b"\n",
-        b"\0",
-        b"\xff",
-    ]
-    + [
-        b"\xef\xbb\xbf",
-        b'"\\ud800"',
-        b"\\u0061",
-        b"18446744073709551616",
-        b"[" * 300,
-        b"9" * 5000,
-        b'"a":1,',
-        b'"dtype":"F32",',
-        b"0",
-        b"01",
+        *(
+            b'"',
+            b"\\",
+            b"[",
+            b"]",
+            b"{",
+            b"}",
+            b",",
+            b":",
+            b" ",
+            b"\n",
+            b"\0",
+            b"\xff",
+            b"\xef\xbb\xbf",
+            b'"\\ud800"',
+            b"\\u0061",
+        ),
+        *(b"0", b"01", b"-0", b"1.0", b"1e3", b"NaN", b"true", b"null", b"18446744073709551616", b"9" * 5000, b"[" * 300),
+        *(b'"a":1,', b'"dtype":"F32",'),
     ]
 )
 
@@ -218,6 +215,14 @@ def test_escape_in_the_header_changes_no_verdict(path: Path, data: bytes) -> Non
     verdict = view(path, file_bytes(escaped, data[8 + length :]))
     plain = view(path, data)
     assert verdict.keys() == plain.keys() if isinstance(verdict, dict) and isinstance(plain, dict) else verdict == plain
+
+
+def test_deep_nesting_is_refused_at_every_depth(path: Path) -> None:
+    # Around the limit of Python's stack the quick and the careful parser give up at different depths.
+    limit = sys.getrecursionlimit()
+    for depth in range(limit // 2, limit + 20):
+        nested = '{"a":' * depth + "{}" + "}" * depth
+        assert isinstance(view(path, file_bytes(f'{{"\\n":{nested}}}', b"")), set)
 
 
 @given(st.integers(0, 2**32))

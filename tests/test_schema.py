@@ -33,7 +33,7 @@ def fixed_keys(node: Node, parent: str = "") -> list[Scalar]:
         return []
     if isinstance(node, Sequence):
         return [key for item in node.items for key in fixed_keys(item)]
-    own = [entry.key for entry in node.entries if parent not in NAMED]
+    own = [entry.key for entry in node.entries if parent not in NAMED and entry.name in property_names(load_schema())]
     return own + [key for entry in node.entries for key in fixed_keys(entry.value, entry.name if parent not in NAMED else "")]
 
 
@@ -58,7 +58,7 @@ def property_names(schema: object) -> set[str]:
 
 
 @given(st.sampled_from(sorted(SPECS)), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=3000, deadline=None)
 def test_one_misspelt_key_is_one_finding_at_that_key(name, data):
     text = SPECS[name]
     key = data.draw(st.sampled_from(fixed_keys(parse_text(text, file="x"))))
@@ -69,7 +69,6 @@ def test_one_misspelt_key_is_one_finding_at_that_key(name, data):
         "swap": key.text[1:2] + key.text[:1] + key.text[2:],
         "replace": "zzz",
     }[misspell]
-    assume(misspell != "replace" or key.text not in ("view", "sum", "call"))  # any other key is the size of an axis
     assume(misspelt and misspelt != key.text and misspelt not in property_names(load_schema()))
     (found,) = findings_of(replaced(text, key, misspelt))
     assert found.code == "M120"
@@ -105,7 +104,9 @@ def changed(value: object, path: tuple[str | int, ...], change) -> object:
     return copy
 
 
-VALUES = st.sampled_from([None, True, 0, -1, 2.5, "", "yes", "None", "a", "a b", "a.b", "x(y)", "all", [], ["a"], [1], {}, {"a": "b"}])
+VALUES = st.sampled_from(
+    [None, True, 0, -1, 2.5, "", "yes", "None", "a", "a b", "a.b", "x(y)", "all", [], ["a"], [1], {}, {"a": "b"}]
+)
 KEYS = st.sampled_from(sorted(property_names(load_schema()) | {"zzz"}))
 
 
@@ -131,7 +132,7 @@ def mutated_specs(draw):
 
 
 @given(mutated_specs())
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=4000, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 def test_the_check_accepts_exactly_what_jsonschema_accepts(value):
     assert (validate(node_of(value)) == ()) == PEER.is_valid(value)
 
@@ -309,7 +310,10 @@ def test_a_finding_says_where_what_and_what_instead(code):
         (HEAD + "runtimes: {vllm: {keep: [{target: a}]}}\n", "a keep needs 'why'"),
         (HEAD + "index: {a: {first: 1}}\n", "an index needs 'count' or 'values'"),
         (HEAD + "cases: [{config: a, runtime: b}]\n", "a case needs 'maps', 'skips' or 'unknown'"),
-        (HEAD + "cases: [{config: a, runtime: b, rank: -1, skips: [x]}]\n", "expected a rank of at least 0, found the number -1"),
+        (
+            HEAD + "cases: [{config: a, runtime: b, rank: -1, skips: [x]}]\n",
+            "expected a rank of at least 0, found the number -1",
+        ),
         (RULES + "      - a\n", "expected a rule, a group, a copy, a rename or a drop, found the text 'a'"),
         (HEAD + "blocks: {a: [{target: ''}]}\n", "expected a pattern, found ''"),
         (HEAD + "let: {a: ''}\n", "expected an expression, found ''"),

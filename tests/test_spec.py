@@ -139,11 +139,11 @@ def test_config_keys_are_required_derived_renamed_or_defaulted():
         """
         config:
           required: [a]
-          optional: {b: null, c: {default: a // 2}, d: {default: 3, path: text.d}, e: {path: text.e}, f: [1, x], g: fp4, h: true}
+          optional: {b: null, c: {default: a // 2}, d: {default: 3, path: t.d}, e: {path: t.e}, f: [1, x], g: fp4, h: true}
         """
     ).config
     assert [(key.name, key.path) for key in keys.values()] == [
-        ("a", "a"), ("b", "b"), ("c", "c"), ("d", "text.d"), ("e", "text.e"), ("f", "f"), ("g", "g"), ("h", "h"),
+        ("a", "a"), ("b", "b"), ("c", "c"), ("d", "t.d"), ("e", "t.e"), ("f", "f"), ("g", "g"), ("h", "h"),
     ]  # fmt: skip
     defaults = {key.name: key.default.evaluate(Scope(a=8)) for key in keys.values() if key.default is not None}
     assert defaults == {"b": None, "c": 4, "d": 3, "f": [1, "x"], "g": "fp4", "h": True}
@@ -279,9 +279,9 @@ def test_operations_are_for_all_leaves_or_one():
 
 def test_groups_have_prefixes_conditions_lets_and_rules_or_a_block():
     at, sides, use = rules_of(
-        "{at: a.{i}, rules: [b]}, {at: {source: s}, when: w, stage: last, let: {x: 1, f(y): y}, rules: []}, {use: blk}".replace(
-            "[b]", "[{target: b}]"
-        )
+        "{at: 'a.{i}', rules: [{target: b}]}, "
+        "{at: {source: s}, when: w, stage: last, let: {x: 1, f(y): y}, rules: []}, "
+        "{use: blk}"
     )
     assert isinstance(at, Group)
     assert isinstance(sides, Group)
@@ -440,9 +440,9 @@ MESSAGES = {
     "M135": (
         "cases: [{config: c, runtime: r, skips: ['a]b']}]\n",
         """
-        x.yaml:6:40: M135 'a]b' is no tensor name with a box; expected `name` or `name[0:4, 2]`
+        x.yaml:6:41: M135 'a]b' is no tensor name with a box; expected `name` or `name[0:4, 2]`
           6 | cases: [{config: c, runtime: r, skips: ['a]b']}]
-            |                                        ^
+            |                                         ^
         """,
     ),
     "M136": (

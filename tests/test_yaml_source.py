@@ -308,6 +308,18 @@ def test_what_yaml_cannot_hold_is_an_error(text, line, column, problem):
     assert (found.place.line, found.place.column) == (line, column)
 
 
+def test_unquoted_braces_inside_braces_get_a_hint():
+    assert rendered("a: {b: c.{i}}\n") == (
+        "x.yaml:1:10: M101 not YAML: did not find expected ',' or '}'\n"
+        "  1 | a: {b: c.{i}}\n"
+        "    |          ^\n"
+        "  while parsing a flow mapping: x.yaml:1:4\n"
+        "  1 | a: {b: c.{i}}\n"
+        "    |    ^\n"
+        "  hint: inside { } and [ ], quote a name that has braces"
+    )
+
+
 def test_a_missing_file_is_an_error(tmp_path):
     with pytest.raises(MapperError) as raised:
         read_file(tmp_path / "a.yaml")

@@ -48,7 +48,7 @@ def require_columns(
     `text` is the JSON that holds them, with `num_other_strings` strings beside them.
     """
     columns = _columns(entries, keys=keys)
-    # An entry has its name, its keys and the value of `dtype`.
+    # An entry has its name, its keys and the value of `dtype`: a key beside those adds a string.
     num_strings = (2 + len(keys)) * len(entries) + num_other_strings
     if columns is not None and not json_text.is_suspicious(text, num_strings=num_strings):
         return columns
@@ -81,9 +81,10 @@ def fold(problems: Iterable[Problem], *, path: str) -> list[Diagnostic]:
 
 
 def _columns(entries: dict[str, Any], *, keys: tuple[str, ...]) -> Columns | None:
-    """Return the columns where every entry is right on its own, else None; `_problem` says what is wrong.
+    """Return the columns where every entry is right on its own, but for keys beside `keys`, else None.
 
-    It looks at a column at a time, in C: 92,000 entries in a fifth of the time that a loop over them takes.
+    `_problem` says what is wrong. This looks at a column at a time, in C: 92,000 entries take 0.07 s, half of what a loop
+    over them takes.
     """
     if not entries:
         return Columns([], [], [], [])
@@ -96,7 +97,7 @@ def _columns(entries: dict[str, Any], *, keys: tuple[str, ...]) -> Columns | Non
             return None
     except (KeyError, TypeError):
         return None
-    if set(map(len, entries.values())) != {len(keys)} or set(map(type, chain(sizes, offsets))) != {list}:
+    if set(map(type, chain(sizes, offsets))) != {list}:
         return None
     bounds = list(chain.from_iterable(offsets))
     # Types first: `True` and `1.0` equal 1, so that no later step would tell them apart.
@@ -106,9 +107,9 @@ def _columns(entries: dict[str, Any], *, keys: tuple[str, ...]) -> Columns | Non
     shapes = list(map(tuple, sizes))
     pairs = list(zip(dtypes, shapes, strict=True))
     num_bits = {(dtype, shape): BITS[dtype] * prod(shape) for dtype, shape in set(pairs)}
-    if any(min(shape, default=0) < 0 or _overflows(shape) for _, shape in num_bits) or any(
-        each % 8 for each in num_bits.values()
-    ):
+    if any(each % 8 for each in num_bits.values()):
+        return None
+    if any(min(shape, default=0) < 0 or _overflows(shape) for _, shape in num_bits):
         return None
     if has_offsets and (min(begins) < 0 or list(map(sub, ends, begins)) != [num_bits[pair] // 8 for pair in pairs]):
         return None

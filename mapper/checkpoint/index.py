@@ -140,8 +140,6 @@ def _leaves(folder: str, file: str) -> bool:
     The file itself may be a link: a Hugging Face cache links each file of a snapshot to its blob. A linked folder may not
     lead out.
     """
-    if os.path.isabs(file) or ".." in file.replace("\\", "/").split("/"):
-        return True
     if not os.path.dirname(file):
         return False
     real = os.path.realpath(folder)

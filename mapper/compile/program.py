@@ -114,6 +114,8 @@ class Program:
         What lies outside of the prefix is not part of it. Raises MapperError where a rule reads from inside and writes
         outside, or the reverse.
         """
+        if not prefix:
+            return self
         findings: list[Diagnostic] = []
         families = [family for each in self.families if (family := _scoped_family(each, prefix, findings)) is not None]
         if findings:

@@ -37,9 +37,7 @@ class Held:
     padding: tuple[Box, ...]
 
 
-def copies_on(
-    share: Share, family: Family, sources: Sequence[SourceFamily], at: Bindings, *, shape_of: ShapeOf
-) -> Held | None:
+def copies_on(share: Share, family: Family, sources: Sequence[SourceFamily], at: Bindings, *, shape_of: ShapeOf) -> Held | None:
     """Return what the rank of `share` copies from `sources` at the index values `at`, or None where it holds nothing."""
     if not share.holds(family.stage):
         return None

@@ -61,6 +61,4 @@ def explain_name(
     target = explain_target(program, name, ranks=chosen, checkpoint=checkpoint, matching=matching)
     source = explain_source(program, name, ranks=chosen, checkpoint=checkpoint, matching=matching)
     only_target = target is not None and source.outcome == "unknown" and not source.is_present
-    return NameExplanation(
-        name, program.spec.id, program.runtime, str(program.layout), None if only_target else source, target
-    )
+    return NameExplanation(name, program.spec.id, program.runtime, str(program.layout), None if only_target else source, target)

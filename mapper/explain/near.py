@@ -21,12 +21,14 @@ MAX_NEAR = 3
 MAX_TEXTS_COMPARED = 16
 COST_OF_MISSING = 0.9
 COST_OF_OUTSIDE = 0.4
-COST_OF_WILDCARD = 0.1
-COST_OF_CONDITION = 0.5
-COST_OF_SKIP = 0.5
+COST_OF_WILDCARD = 0.05
+COST_OF_CONDITION = 0.1
+COST_OF_SKIP = 0.7
 """Rules come before skips that are as near."""
 FARTHEST = 0.5
 """A rule is near when at most this share of the name's segments differs."""
+FARTHER_THAN_NEAREST = 1.0
+"""Beside a rule that is nearer by a whole segment, another is noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,8 @@ def nearest_rules(program: Program, name: str) -> tuple[NearRule, ...]:
         key = candidate.place or candidate.rule
         if key not in found or cost < found[key][0]:
             found[key] = (cost, near)
-    return tuple(near for _, near in sorted(found.values(), key=lambda each: each[0])[:MAX_NEAR])
+    ordered = sorted(found.values(), key=lambda each: each[0])
+    return tuple(near for cost, near in ordered[:MAX_NEAR] if cost <= ordered[0][0] + FARTHER_THAN_NEAREST)
 
 
 def _candidates(program: Program) -> Iterator[_Candidate]:
@@ -141,25 +144,33 @@ Pair = tuple[str | None, "Segment | str | None"]
 """A segment of the name and a segment of the rule; None where one side has nothing."""
 
 
-def _align(parts: Sequence[str], segments: Sequence[Segment | str]) -> tuple[float, list[Pair]]:
+Aligned = tuple[float, list[Pair]]
+
+
+def _align(parts: Sequence[str], segments: Sequence[Segment | str]) -> Aligned:
     """Return the cost of the cheapest alignment of a name with a rule's segments, and its pairs."""
-    table: list[list[tuple[float, list[Pair]]]] = [[(0.0, [])]]
-    for position, part in enumerate(parts):
-        table[0].append((table[0][position][0] + COST_OF_MISSING, [*table[0][position][1], (part, None)]))
+    row: list[Aligned] = [(0.0, [])]
+    for part in parts:
+        row.append(_then(row[-1], COST_OF_MISSING, (part, None)))
     for segment in segments:
-        above = table[-1]
-        missing = 0.0 if segment == "**" else COST_OF_MISSING
-        row: list[tuple[float, list[Pair]]] = [(above[0][0] + missing, [*above[0][1], (None, segment)])]
+        above, row = row, []
+        skips_any = segment == "**"
+        absent = 0.0 if skips_any else COST_OF_MISSING
+        row.append(_then(above[0], absent, (None, segment)))
         for position, part in enumerate(parts):
-            choices = [
-                (above[position][0] + _cost(part, segment), above[position][1], (part, segment)),
-                (above[position + 1][0] + missing, above[position + 1][1], (None, segment)),
-                (row[position][0] + (COST_OF_WILDCARD if segment == "**" else COST_OF_MISSING), row[position][1], (part, None if segment != "**" else segment)),
-            ]  # fmt: skip
-            cost, before, pair = min(choices, key=lambda each: each[0])
-            row.append((cost, [*before, pair]))
-        table.append(row)
-    return table[-1][-1]
+            both = _then(above[position], _cost(part, segment), (part, segment))
+            only_rule = _then(above[position + 1], absent, (None, segment))
+            only_name = (
+                _then(row[-1], COST_OF_WILDCARD, (part, segment))
+                if skips_any
+                else _then(row[-1], COST_OF_MISSING, (part, None))
+            )
+            row.append(min(both, only_rule, only_name, key=lambda each: each[0]))
+    return row[-1]
+
+
+def _then(before: Aligned, cost: float, pair: Pair) -> Aligned:
+    return before[0] + cost, [*before[1], pair]
 
 
 def _cost(part: str, segment: Segment | str) -> float:
@@ -171,7 +182,7 @@ def _cost(part: str, segment: Segment | str) -> float:
         return COST_OF_OUTSIDE
     if len(segment.texts) > MAX_TEXTS_COMPARED:
         return COST_OF_MISSING
-    return 1.0 - 0.6 * max((_likeness(part, text) for text in segment.texts), default=0.0)
+    return 1.0 - 0.9 * max((_likeness(part, text) for text in segment.texts), default=0.0)
 
 
 @cache

@@ -78,14 +78,15 @@ class SourceExplanation:
     def to_text(self) -> str:
         """Return the explanation for a person."""
         header = f", {self.header.dtype} {list(self.header.shape)}" if self.header else ""
-        lines = [f"{self.name}: a source{header}"]
+        is_nothing = self.outcome == "unknown" and not self.readings and not self.is_present
+        lines = [f"{self.name}: {'no name of this spec' if is_nothing else f'a source{header}'}"]
         if self.is_present is False and self.outcome != "unknown":
             lines.append("  the checkpoint has no tensor of this name")
         if self.skip is not None:
             where = f" ({self.skip.place})" if self.skip.place else ""
             lines += [f"  skipped by {self.skip.text}{where}", f"    why: {self.skip.why}"]
         for reading in self.readings:
-            lines += _reading_lines(reading, self.outcome, self.ranks)
+            lines += _reading_lines(reading, self.ranks, is_loaded=self.outcome == "loaded" and self.is_present is not False)
         if self.outcome == "unknown" and not self.readings:
             lines.append("  unknown: no rule reads it, and no skip names it")
         if self.remark:
@@ -116,7 +117,16 @@ def explain_source(
     findings = tuple(each for each in matching.findings if each.subject == name) if matching else ()
     is_present = None if checkpoint is None else header is not None
     return SourceExplanation(
-        name, outcome, is_present, header, tuple(ranks), readings, None if claims and not remark else skip, remark, near, findings
+        name,
+        outcome,
+        is_present,
+        header,
+        tuple(ranks),
+        readings,
+        None if claims and not remark else skip,
+        remark,
+        near,
+        findings,
     )
 
 
@@ -148,7 +158,7 @@ def _reading(program: Program, claim: Claim, ranks: Sequence[int], header: Tenso
     )
 
 
-def _reading_lines(reading: Reading, outcome: Outcome, asked: Sequence[int]) -> list[str]:
+def _reading_lines(reading: Reading, asked: Sequence[int], *, is_loaded: bool) -> list[str]:
     facts = [str(reading.place), *([f"leaf {reading.leaf}"] if reading.leaf else [])]
     facts += [f"{index} {value}" for index, value in reading.at.items()]
     if reading.part is not None:
@@ -156,8 +166,7 @@ def _reading_lines(reading: Reading, outcome: Outcome, asked: Sequence[int]) -> 
         facts.append(f"part {number} of {count} along {dim}")
     if reading.spelling is not None:
         facts.append("spelling {} of {}".format(*reading.spelling))
-    verb = "read" if outcome in ("skipped", "unknown") else "loaded"
-    lines = [f"  {verb} by the rule for {reading.rule}", f"    {', '.join(facts)}"]
+    lines = [f"  {'loaded' if is_loaded else 'read'} by the rule for {reading.rule}", f"    {', '.join(facts)}"]
     if reading.note:
         lines.append(f"    note: {reading.note}")
     if not reading.copies:

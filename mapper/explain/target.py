@@ -9,12 +9,14 @@ from typing import Literal
 from mapper.checkpoint import Checkpoint
 from mapper.compile import Program
 from mapper.diagnostics import Place
-from mapper.explain.copies import Held, as_pairs, copies_on, copy_object, spell_box, spell_copies, spell_ranks
+from mapper.explain.copies import Held, ShapeOf, as_pairs, copies_on, copy_object, spell_box, spell_copies, spell_ranks
 from mapper.pattern import Bindings, IndexValue
 from mapper.plan.family import Family, SkipRule, SourceFamily
 from mapper.plan.matching import MatchedFamily, Matching
 
 Outcome = Literal["filled", "tied", "kept", "absent"]
+
+_VERBS: dict[Outcome, str] = {"filled": "filled by", "tied": "tied by", "kept": "kept by", "absent": "left out by"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +73,11 @@ class TargetExplanation:
         if self.spelling is not None:
             facts.append("spelling {} of {}".format(*self.spelling))
         lines = [f"{self.name}: a target{f', {self.dtype}' if self.dtype else ''}"]
-        lines += [f"  {_verb(self.outcome)} the rule for {self.rule}", f"    {', '.join(facts)}"]
         if self.keep is not None:
-            lines = [lines[0], f"  kept by {self.keep.text}{f' ({self.keep.place})' if self.keep.place else ''}"]
-            lines.append(f"    why: {self.keep.why}")
+            where = f" ({self.keep.place})" if self.keep.place else ""
+            lines += [f"  kept by {self.keep.text}{where}", f"    why: {self.keep.why}"]
+        else:
+            lines += [f"  {_VERBS[self.outcome]} the rule for {self.rule}", f"    {', '.join(facts)}"]
         if self.note:
             lines.append(f"    note: {self.note}")
         if self.tied_to is not None:
@@ -100,7 +103,7 @@ def explain_target(
         keep = next((rule for rule in program.keeps if rule.matches(name)), None)
         if keep is None:
             return None
-        return TargetExplanation(name, "kept", "", keep.place, "", "", {}, "", None, None, keep, tuple(ranks), ())
+        return TargetExplanation(name, "kept", keep.text, keep.place, "", "", {}, "", None, None, keep, tuple(ranks), ())
     family, at = found
     twin = None
     if family.tie is not None:
@@ -155,16 +158,12 @@ def _sources(family: Family, matched: MatchedFamily | None) -> tuple[tuple[Sourc
     return sources, (family.alternatives.index(sources) + 1, count) if count > 1 else None
 
 
-def _shape_of(checkpoint: Checkpoint | None):  # type: ignore[no-untyped-def]
+def _shape_of(checkpoint: Checkpoint | None) -> ShapeOf:
     def shape_of(name: str) -> tuple[int, ...] | None:
         header = checkpoint.tensors.get(name) if checkpoint is not None else None
         return header.shape if header is not None else None
 
     return shape_of
-
-
-def _verb(outcome: Outcome) -> str:
-    return {"filled": "filled by", "tied": "tied by", "kept": "kept by", "absent": "absent:"}[outcome]
 
 
 def _holding_object(holding: Holding) -> dict[str, object]:

@@ -14,7 +14,11 @@ from mapper.plan.family import Family
 from mapper.spec.model import Let, Shard, Spec
 
 MAX_DEPTH = 20
-UNIT_SUFFIXES = ("_heads", "_groups", "head_dim")
+COUNTS = ("_heads", "_groups")
+HEAD_SIZE = "head_dim"
+UNITS = (*COUNTS, HEAD_SIZE)
+"""How names end that count units, and that say how many rows a unit has."""
+
 BIAS_KEYS = {"attention_bias": "attn", "mlp_bias": "mlp"}
 """Keys of config.json that say whether a bias is there, and a word in the names of the modules that they are about."""
 
@@ -57,14 +61,16 @@ def _without_unit(flat: FlatRule, shard: Shard) -> Diagnostic | None:
     dim = (flat.rule.dims or {}).get(shard.dim)
     if dim is None or shard.units or all(axis is None for axis in shard.axis):
         return None
-    factors = [factor for size in dim.sizes for factor in _factors(size, flat.names, 0)]
-    factor = next((each for each in factors if _is_unit(each)), None)
-    if factor is None:
-        return None
-    return finding(
-        "M811", place=shard.place, subject=flat.target.text, severity="warning",
-        dim=shard.dim, rule=flat.rule.id or flat.target.text, factor=factor,
-    )  # fmt: skip
+    for size in dim.sizes:
+        factor = next((unit for each in _products(size, flat.names, 0) if (unit := _unit(each)) is not None), None)
+        if factor is not None:
+            count = f"`units: {factor}`" if factor.endswith(COUNTS) else "the number of heads as `units`"
+            return finding(
+                "M811", place=shard.place, subject=flat.target.text, severity="warning",
+                hint=f"write {count}, or `units: {size.text}` to insist",
+                dim=shard.dim, rule=flat.rule.id or flat.target.text, factor=factor,
+            )  # fmt: skip
+    return None
 
 
 def _without_fill(flat: FlatRule, shard: Shard) -> Diagnostic | None:
@@ -77,39 +83,44 @@ def _without_fill(flat: FlatRule, shard: Shard) -> Diagnostic | None:
     )  # fmt: skip
 
 
-def _is_unit(name: str) -> bool:
-    return name.endswith(UNIT_SUFFIXES)
+def _unit(factors: list[str]) -> str | None:
+    """Return the factor that says that a product counts rows of heads or groups; a bare count of heads has no rows in it."""
+    counts = [each for each in factors if each.endswith(COUNTS)] if len(factors) > 1 else []
+    sizes = [each for each in factors if _is_head_size(each)]
+    return next(iter(counts + sizes), None)
 
 
-def _factors(expression: Expression, names: Names, depth: int) -> Iterator[str]:
-    """Yield the names that an expression is a product of, seen through lets."""
-    if depth < MAX_DEPTH:
-        yield from _factors_of(ast.parse(expression.text.strip(), mode="eval").body, names, depth)
+def _is_head_size(text: str) -> bool:
+    """Whether the text is a head size, or adds up head sizes."""
+    names = [node.id for node in ast.walk(ast.parse(text, mode="eval")) if isinstance(node, ast.Name)]
+    return bool(names) and all(name.endswith(HEAD_SIZE) for name in names)
 
 
-def _factors_of(node: ast.expr, names: Names, depth: int) -> Iterator[str]:
+def _products(expression: Expression, names: Names, depth: int) -> list[list[str]]:
+    """Return the factors of an expression, lets written out; a list for each branch that it may take."""
+    if depth >= MAX_DEPTH:
+        return [[expression.text]]
+    return _products_of(ast.parse(expression.text.strip(), mode="eval").body, names, depth)
+
+
+def _products_of(node: ast.expr, names: Names, depth: int) -> list[list[str]]:
     match node:
-        case ast.Name(id=name):
-            yield name
-            yield from _factors_of_let(name, names, depth)
-        case ast.Call(func=ast.Name(id=name)):
-            yield from _factors_of_let(name, names, depth)
-        case ast.BinOp(left=left, op=ast.Mult(), right=right) | ast.IfExp(body=left, orelse=right):
-            yield from _factors_of(left, names, depth)
-            yield from _factors_of(right, names, depth)
+        case ast.Name(id=name) | ast.Call(func=ast.Name(id=name)):
+            let, level = _let(name, names)
+            if let is None or level is None:
+                return [[ast.unparse(node)]]
+            inner = _products(let.expression, level, depth + 1)
+            is_opaque = all(len(factors) == 1 and not factors[0].endswith(UNITS) for factors in inner)
+            return [[name]] if is_opaque and name.endswith(UNITS) else inner
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            rights = _products_of(right, names, depth)
+            return [[*one, *other] for one in _products_of(left, names, depth) for other in rights]
         case ast.BinOp(left=left, op=ast.FloorDiv()):
-            yield from _factors_of(left, names, depth)
-        case ast.BinOp(left=left, op=ast.Add() | ast.Sub(), right=right):
-            # a sum of head sizes is a head size
-            others = list(_factors_of(right, names, depth))
-            if any(map(_is_unit, others)):
-                yield from (each for each in _factors_of(left, names, depth) if _is_unit(each))
-
-
-def _factors_of_let(name: str, names: Names, depth: int) -> Iterator[str]:
-    let, level = _let(name, names)
-    if let is not None and level is not None:
-        yield from _factors(let.expression, level, depth + 1)
+            return _products_of(left, names, depth)
+        case ast.IfExp(body=body, orelse=orelse):
+            return _products_of(body, names, depth) + _products_of(orelse, names, depth)
+        case _:
+            return [[ast.unparse(node)]]
 
 
 def _let(name: str, names: Names | None) -> tuple[Let | None, Names | None]:

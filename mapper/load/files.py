@@ -10,8 +10,9 @@ from __future__ import annotations
 import mmap
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from math import prod
 from threading import Lock
 from types import TracebackType
@@ -65,7 +66,9 @@ class CheckpointFiles:
 
     def tensor(self, header: TensorHeader) -> torch.Tensor:
         """Return the whole tensor, as `read_box` does."""
-        return self.read_box(header, whole(header.shape))
+        if header.dtype == "F4":
+            return self.read_box(header, whole(header.shape))
+        return self._view(header, header.shape, strides=_strides(header.shape), first=0)
 
     def read_box(self, header: TensorHeader, box: Box) -> torch.Tensor:
         """Return the part of the tensor in `box`: a view of the mapped file, or a copy where its offset is not aligned.
@@ -73,20 +76,31 @@ class CheckpointFiles:
         `box` counts elements as `header.shape` does. An F4 tensor is given as float4_e2m1fn_x2, whose last dim is half as long.
         Raises MapperError where the file changed since its header was read, or torch cannot hold the tensor.
         """
-        shape, box = _storage_geometry(header, box)
-        sizes = [stop - start for start, stop in box]
+        shape = header.shape
+        if header.dtype == "F4":
+            shape, box = _in_pairs(shape, box)
+        assert len(box) == len(shape), f"box {box} has a pair for each dim of {shape}"
         strides = _strides(shape)
-        first = sum(start * stride for (start, _), stride in zip(box, strides, strict=True))
-        dtype = _torch_dtype(header)
+        sizes: list[int] = []
+        first = 0
+        for (start, stop), size, stride in zip(box, shape, strides, strict=True):
+            assert 0 <= start <= stop <= size, f"box {box} lies in {shape}"
+            sizes.append(stop - start)
+            first += start * stride
+        return self._view(header, sizes, strides=strides, first=first)
+
+    def _view(self, header: TensorHeader, sizes: Sequence[int], *, strides: tuple[int, ...], first: int) -> torch.Tensor:
+        """Return the elements of `header` from number `first` on, with these sizes and strides of the torch dtype."""
+        found = self.elements(header.file, header.dtype)
+        item_size = found.itemsize
         with self._lock:
-            self.bytes_read += prod(sizes) * dtype.itemsize
-        if header.start % dtype.itemsize == 0:
-            return self.elements(header.file, header.dtype).as_strided(sizes, strides, header.start // dtype.itemsize + first)
-        byte_strides = [stride * dtype.itemsize for stride in strides]
+            self.bytes_read += prod(sizes) * item_size
+        if header.start % item_size == 0:
+            return found.as_strided(sizes, strides, header.start // item_size + first)
         part = self._file_bytes(header.file).as_strided(
-            [*sizes, dtype.itemsize], [*byte_strides, 1], header.start + first * dtype.itemsize
+            [*sizes, item_size], [*(stride * item_size for stride in strides), 1], header.start + first * item_size
         )
-        return part.clone(memory_format=torch.contiguous_format).view(dtype).view(sizes)
+        return part.clone(memory_format=torch.contiguous_format).view(found.dtype).view(sizes)
 
     def elements(self, file: int, dtype: str) -> torch.Tensor:
         """Return the whole of file number `file`, header included, as a vector of the safetensors dtype `dtype`.
@@ -96,7 +110,7 @@ class CheckpointFiles:
         found = self._elements.get((file, dtype))
         if found is None:
             data = self._file_bytes(file)
-            element = _torch_dtype(TensorHeader(dtype, (), file, 0, 0))
+            element = _torch_dtype(dtype)
             found = data[: len(data) // element.itemsize * element.itemsize].view(element)
             self._elements[file, dtype] = found
         return found
@@ -142,35 +156,25 @@ def _told(stamp: FileStamp) -> str:
     return f"{stamp.size} bytes of {datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}.{nanoseconds:09} UTC"
 
 
-def _torch_dtype(header: TensorHeader) -> torch.dtype:
-    name = DTYPES[header.dtype].torch_name
-    dtype = None if name is None else getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
+def _torch_dtype(dtype: str) -> torch.dtype:
+    name = DTYPES[dtype].torch_name
+    found = None if name is None else getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
         hint = "convert the checkpoint to another dtype" if name is None else f"torch.{name} needs a newer torch"
-        raise MapperError([finding("M652", hint=hint, dtype=header.dtype, version=str(torch.__version__))])
-    return dtype
+        raise MapperError([finding("M652", hint=hint, dtype=dtype, version=str(torch.__version__))])
+    return found
 
 
-def _storage_geometry(header: TensorHeader, box: Box) -> tuple[tuple[int, ...], Box]:
-    """Return shape and box in elements of the torch dtype: pairs along the last dim for F4, themselves for any other."""
-    assert len(box) == len(header.shape), f"box {box} has a pair for each dim of {header.shape}"
-    assert all(0 <= start <= stop <= size for (start, stop), size in zip(box, header.shape, strict=True)), (
-        f"box {box} lies in {header.shape}"
-    )
-    if header.dtype != "F4":
-        return header.shape, box
-    *rows, last = header.shape
+def _in_pairs(shape: tuple[int, ...], box: Box) -> tuple[tuple[int, ...], Box]:
+    """Return shape and box with pairs of F4 elements along the last dim, as torch counts them."""
+    *rows, last = shape
     *outer, (start, stop) = box
     if last % 2 or start % 2 or stop % 2:
         hint = "cut the last dim at even places"
-        raise MapperError([finding("M653", hint=hint, shape=list(header.shape), found=[start, stop])])
+        raise MapperError([finding("M653", hint=hint, shape=list(shape), found=[start, stop])])
     return (*rows, last // 2), (*outer, (start // 2, stop // 2))
 
 
-def _strides(shape: Iterable[int]) -> list[int]:
-    strides: list[int] = []
-    stride = 1
-    for size in reversed(tuple(shape)):
-        strides.append(stride)
-        stride *= max(size, 1)
-    return strides[::-1]
+@lru_cache(maxsize=1024)  # a checkpoint has few shapes, and its tensors come in tens of thousands
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(prod(shape[dim + 1 :]) for dim in range(len(shape)))

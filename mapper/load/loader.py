@@ -12,11 +12,11 @@ from torch import nn
 from mapper.checkpoint import Checkpoint
 from mapper.compile import Program
 from mapper.load.files import CheckpointFiles
-from mapper.plan.plan import Plan, Step
+from mapper.plan.plan import Plan, Step, iter_steps
 from mapper.report.load import LoadReport
 from mapper.session import UpdateSession
 from mapper.transfer.bind import Binding, Model, bind, materialize
-from mapper.transfer.copy import copy_box, fill_padding
+from mapper.transfer.copy import copy_box, copy_twins, fill_padding
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all) while a load runs."""
@@ -42,11 +42,13 @@ class Loader:
         start = time.perf_counter()
         plan = self.program.plan(checkpoint)
         binding = bind(plan, self.model)
-        steps = _in_file_order(plan, binding)
+        steps = _in_file_order(plan)
         proved = time.perf_counter()
         written = 0
         total = sum(_num_bytes(binding, step) for step in steps)
         with torch.no_grad(), CheckpointFiles(checkpoint) as files:
+            for file in {plan.tensors[step.source].file for step in steps}:
+                files.elements(file, "U8")  # a file that changed since its header was read is found before the first write
             for step in steps:
                 copy_box(
                     binding.tensors[step.target], step.target_box, files.read_box(plan.tensors[step.source], step.source_box)
@@ -55,6 +57,7 @@ class Loader:
                 if progress is not None:
                     progress(written, total)
             padded = fill_padding(binding.tensors, plan.padding())
+            written += copy_twins(binding.tensors, binding.copied_twins)
         return _report(plan, binding, files.bytes_read, written, padded, proved - start, time.perf_counter() - proved)
 
     def update(self, *, scope: Literal["all"] = "all") -> UpdateSession:
@@ -63,11 +66,10 @@ class Loader:
         return UpdateSession(self.program, self.model)
 
 
-def _in_file_order(plan: Plan, binding: Binding) -> list[Step]:
-    """Return the steps that have a tensor of their own to write, in the order in which their bytes lie in the files."""
+def _in_file_order(plan: Plan) -> list[Step]:
+    """Return the steps to all targets but the tied ones, in the order in which their bytes lie in the files."""
     tensors = plan.tensors
-    twins = {name for name, target in plan.targets.items() if target.tied_to is not None} - set(binding.copied_twins)
-    steps = [step for step in plan.steps() if step.target not in twins]
+    steps = [step for local in plan.families for step in iter_steps(local)]
     return sorted(steps, key=lambda step: (tensors[step.source].file, tensors[step.source].start, step.source_box))
 
 

@@ -33,7 +33,7 @@ MESSAGES: dict[str, Message] = {
     "M811": Message(
         "the dim {dim!r} of the rule for {rule!r} is cut without `units`, and its size has the factor {factor!r}",
         "Without `units` a cut may fall anywhere, through the middle of a head or group too, wherever the rows divide.",
-        "Write `units: {{factor}}` (the number of heads or groups), or `units: 1` to insist that any row may be cut.",
+        "Write the number of heads or groups as `units`, or the dim's own size to insist that a cut may fall between any rows.",
     ),
     "M812": Message(
         "the dim {dim!r} of the rule for {rule!r} is padded by `{key}` without `fill`",

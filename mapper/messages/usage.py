@@ -78,6 +78,11 @@ MESSAGES: dict[str, Message] = {
         "Every message has a code of M and three digits.",
         "Copy the code from the output; `mapper explain` explains one code, or one name.",
     ),
+    "M916": Message(
+        "{name!r} is no source and no target of the runtime {runtime!r} of the spec {spec!r}",
+        "No rule, skip or keep names it for this config.",
+        "Compare it with the nearest rules that `mapper explain` prints; then correct the name, or add a rule or a skip.",
+    ),
     "M990": Message(
         "internal error: {error}",
         "This is a bug in mapper, not in what it was given.",

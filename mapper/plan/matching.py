@@ -5,6 +5,7 @@ Names are instantiated by index and looked up; what is left over is skipped by a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -55,9 +56,18 @@ class Matching:
     findings: tuple[Diagnostic, ...]
 
 
-def match(families: Sequence[Family], skips: Sequence[SkipRule], tensors: Mapping[str, TensorHeader]) -> Matching:
-    """Return how `tensors` are accounted for by `families` and `skips`."""
-    chosen = _choose_alternatives(families, tensors)
+def match(
+    families: Sequence[Family],
+    skips: Sequence[SkipRule],
+    tensors: Mapping[str, TensorHeader],
+    *,
+    chosen: Mapping[int, int] | None = None,
+) -> Matching:
+    """Return how `tensors` are accounted for by `families` and `skips`.
+
+    `chosen` is the alternative taken per rule where `tensors` do not show it: those of one rank, or of one update.
+    """
+    chosen = {**_choose_alternatives(families, tensors), **(chosen or {})}
     matched: list[MatchedFamily] = []
     claimed: set[str] = set()
     superseded: dict[str, SkipRule] = {}
@@ -134,6 +144,7 @@ def _match_family(
     if any(None in headers for headers in found):
         absent, incomplete = _missing_targets(family, alternative, names, found, missing)
     kinds: set[str] = set()
+    refused: set[str] = set()
     for source, spelled, headers in zip(alternative, names, found, strict=True):
         present = (
             [name for name, header in zip(spelled, headers, strict=True) if header is not None]
@@ -141,8 +152,10 @@ def _match_family(
             else spelled
         )
         claimed.update(present)
-        if present and family.refusal:
-            wrong.append(finding("M506", place=family.rule.place, subject=present[0], name=present[0], problem=family.refusal))
+        if family.refusal:
+            wrong += [
+                finding("M506", place=family.rule.place, subject=name, name=name, problem=family.refusal) for name in present
+            ]
         shape = family.source_shape(source)
         allowed = source.dtypes
         for name, header in zip(spelled, headers, strict=True):
@@ -152,8 +165,10 @@ def _match_family(
             if shape is not None and header[1] != shape:
                 wrong.append(_wrong_shape(family, source, name, shape, header))
             if allowed and header[0] not in allowed:
+                refused.add(name)
                 wrong.append(_wrong_dtype(family, name, allowed, header))
-    return MatchedFamily(family, alternative, absent, incomplete, _headers(family, alternative, found, kinds, wrong, names))
+    headers_by_target = _headers(family, alternative, found, kinds, names, refused, wrong)
+    return MatchedFamily(family, alternative, absent, incomplete, headers_by_target)
 
 
 def _missing_targets(
@@ -197,25 +212,41 @@ def _headers(
     alternative: tuple[SourceFamily, ...],
     found: list[list[TensorHeader | None]],
     kinds: set[str],
-    wrong: list[Diagnostic],
     names: list[list[str]],
+    refused: set[str],
+    wrong: list[Diagnostic],
 ) -> dict[Combination, TensorHeader]:
+    """Return a header for each target, and report the sources of a target that differ from its others in dtype.
+
+    `refused` are the sources whose dtype the format does not allow: they are reported already and say nothing here.
+    """
     first = next((header for headers in found for header in headers if header is not None), None)
     if first is None:
         return {}
     if len(kinds) == 1 and family.axes is not None:
         return {(): first}
-    by_target: dict[Combination, TensorHeader] = {}
+    by_target: dict[Combination, list[tuple[str, TensorHeader]]] = {}
     for source, headers, spelled in zip(alternative, found, names, strict=True):
         for header, name, combinations in zip(headers, spelled, _targets_of(family, source), strict=True):
-            for combination in combinations if header is not None else ():
-                assert header is not None
-                known = by_target.setdefault(combination, header)
-                if known.dtype != header.dtype:
-                    wrong.append(
-                        finding("M507", place=family.rule.place, subject=name, name=name, found=header.dtype, other=known.dtype)
-                    )
-    return by_target
+            if header is not None:
+                for combination in combinations:
+                    by_target.setdefault(combination, []).append((name, header))
+    in_family = Counter(header.dtype for headers in found for header in headers if header is not None)
+    odd: dict[str, Diagnostic] = {}
+    chosen: dict[Combination, TensorHeader] = {}
+    for combination, sources in by_target.items():
+        judged = [each for each in sources if each[0] not in refused] or sources[:1]
+        in_target = Counter(header.dtype for _, header in judged)
+        usual = max(in_target, key=lambda dtype: (in_target[dtype], in_family[dtype]))
+        usual_name, chosen[combination] = next(each for each in judged if each[1].dtype == usual)
+        for name, header in judged:
+            if header.dtype != usual:
+                odd[name] = finding(
+                    "M507", place=family.rule.place, subject=name, hint=f"the other is {usual_name!r}", name=name,
+                    found=header.dtype, other=usual,
+                )  # fmt: skip
+    wrong += odd.values()
+    return chosen
 
 
 def _wrong_shape(family: Family, source: SourceFamily, name: str, shape: tuple[int, ...], header: TensorHeader) -> Diagnostic:

@@ -133,8 +133,9 @@ class Plan:
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of the targets of this rank; twins count once."""
-        return sum(num_bytes(target.dtype, target.shape) for target in self.targets.values() if target.tied_to is None)
+        """The bytes of the targets of this rank; twins count once, a target without any source not at all."""
+        own = (target for target in self.targets.values() if target.tied_to is None and target.dtype)
+        return sum(num_bytes(target.dtype, target.shape) for target in own)
 
 
 def assemble(matching: Matching, share: Share, keeps: Sequence[SkipRule], tensors: Mapping[str, TensorHeader]) -> Plan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 
 from mapper.layout import Mesh, Stage, expert_slots, on_stage, stage_layers
@@ -10,14 +11,14 @@ from mapper.pattern import IndexValue
 from mapper.plan.family import Domains
 
 
+@dataclass(frozen=True)
 class Share:
     """One rank of a mesh. `domains` are the full ranges of all indices, `placed` the mesh axis that owns an index."""
 
-    def __init__(self, mesh: Mesh, rank: int, domains: Domains, placed: Mapping[str, str]) -> None:
-        self.mesh = mesh
-        self.rank = rank
-        self.domains = domains
-        self.placed = placed
+    mesh: Mesh
+    rank: int
+    domains: Domains
+    placed: Mapping[str, str]
 
     def coordinate(self, axis: str) -> tuple[int, int]:
         """Return (size, position) of this rank along a mesh axis."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -42,23 +42,20 @@ def fit(plan: Plan, declared: Mapping[str, DeclaredTarget]) -> Fit:
             findings += _absent(plan, target, declared)
             continue
         filled.add(model.storage)
-        findings += _mismatch(plan, target, model)
+        if target.dtype:  # without a source its dtype is unknown, and the missing source has been reported
+            findings += _mismatch(plan, target, model)
     kept: dict[str, str] = {}
+    names: dict[str, list[str]] = {}
     for name, model in declared.items():
-        if model.storage in filled or model.storage in kept:
-            continue
-        keep = next(
-            (rule for rule in plan.keeps if any(rule.matches(each) for each in _names_of(model.storage, declared, name))), None
-        )
-        if keep is None and name == model.storage:
-            findings.append(_unfilled(plan, name, model))
-        elif keep is not None:
-            kept[model.storage] = keep.text
+        if model.storage not in filled:
+            names.setdefault(model.storage, []).append(name)
+    for storage, spelled in names.items():
+        keep = next((rule for rule in plan.keeps if any(map(rule.matches, spelled))), None)
+        if keep is None:
+            findings.append(_unfilled(plan, storage, declared[storage]))
+        else:
+            kept[storage] = keep.text
     return Fit(kept, tuple(findings))
-
-
-def _names_of(storage: str, declared: Mapping[str, DeclaredTarget], name: str) -> Iterable[str]:
-    return [name] if name == storage else [storage, name]
 
 
 def _absent(plan: Plan, target: PlannedTarget, declared: Mapping[str, DeclaredTarget]) -> list[Diagnostic]:
@@ -72,7 +69,7 @@ def _absent(plan: Plan, target: PlannedTarget, declared: Mapping[str, DeclaredTa
 
 def _mismatch(plan: Plan, target: PlannedTarget, model: DeclaredTarget) -> list[Diagnostic]:
     place = _rule_of(plan, target).place
-    expected = torch_name(target.dtype) if target.dtype else model.dtype
+    expected = torch_name(target.dtype)
     findings = []
     if target.shape != model.shape:
         found, given = list(model.shape), list(target.shape)

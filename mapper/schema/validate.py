@@ -150,11 +150,11 @@ def _unknown_keys(node: Mapping, schema: Schema) -> list[Entry]:
 
 
 def _misspelt_keys(node: Mapping, schema: Schema, missing: list[list[str]]) -> list[Entry]:
-    """Return the keys, where any is allowed, that are near one that is missing."""
+    """Return the keys, where any is allowed, that are near one that is missing; else the first, where an op's name stands."""
     if not missing or "properties" not in schema:
         return []
     others = [entry for entry in node.entries if entry.name not in schema["properties"]]
-    return [entry for entry in others if any(nearest(entry.name, keys) for keys in missing)]
+    return [entry for entry in others if any(nearest(entry.name, keys) for keys in missing)] or others[:1]
 
 
 def _missing_keys(node: Mapping, schema: Schema) -> list[list[str]]:

@@ -4,71 +4,95 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache
 from types import TracebackType
 
 import torch
 
 from mapper.checkpoint import TensorHeader
 from mapper.compile import Program
-from mapper.compile.resolve import Claim, is_here
+from mapper.compile.resolve import Claim, Resolution, is_here
 from mapper.diagnostics import Diagnostic, MapperError, finding
-from mapper.ops.dtypes import safetensors_name
+from mapper.ops.dtypes import safetensors_name, torch_name
+from mapper.pattern import IndexValue
 from mapper.plan.family import Family
 from mapper.plan.geometry import Piece, local_axis, pieces
-from mapper.plan.matching import Matching, match
-from mapper.plan.plan import Plan, assemble
+from mapper.plan.matching import match
+from mapper.plan.plan import assemble
 from mapper.plan.share import Share
 from mapper.regions import Box, whole
 from mapper.report.load import LoadReport
-from mapper.transfer.bind import Model, bind, model_tensors
-from mapper.transfer.copy import copy_box, fill_padding, view_of
+from mapper.transfer.bind import Model, bind, declare, model_tensors
+from mapper.transfer.copy import copy_box, copy_twins, fill_padding, view_of
+
+
+@dataclass(frozen=True, slots=True)
+class _Intake:
+    """What one source of a family is on this rank: its shape on disk, the local shape of its targets, the boxes it fills.
+
+    Shapes are None where the tensor itself decides; boxes leave out a stacked axis.
+    """
+
+    source_shape: tuple[int, ...] | None
+    target_shape: tuple[int, ...] | None
+    pieces: tuple[Piece, ...]
+    slots: Mapping[IndexValue, int] | None
 
 
 class UpdateSession:
     """Takes tensors one by one and writes each straight to its slices; use it in a `with` block.
 
     A name that no rule claims, a wrong shape or dtype, or a name fed twice raises before any write of that tensor.
-    Where a rule has several spellings, the first one listed wins, in whatever order they arrive.
+    Where a rule has several spellings, the first one listed wins, in whatever order they arrive. A block that is left
+    without an error is judged as `finish` judges it.
     """
 
     def __init__(self, program: Program, model: Model) -> None:
         self._program = program
         self._model = model
         self._tensors = model_tensors(model)
+        self._declared = declare(self._tensors)
+        self._owners: dict[str, str] = {}
         self._fed: dict[str, TensorHeader] = {}
         self._elsewhere: set[str] = set()
-        self._superseded: dict[str, int] = {}
-        self._alternatives: dict[int, int] = {}
-        self._pieces: dict[tuple[int, int, int], tuple[Piece, ...]] = {}
+        self._chosen: dict[int, int] = {}
+        self._intakes: dict[tuple[int, int, int], _Intake] = {}
+        self._targets: dict[tuple[int, tuple[IndexValue | None, ...]], list[str]] = {}
         self._bytes = 0
         self._start = time.perf_counter()
         self._is_open = True
+        self._account: LoadReport | None = None
 
     def __enter__(self) -> UpdateSession:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._is_open = False
+        try:
+            if kind is None and self._is_open:
+                self.finish()
+        finally:
+            self._is_open = False
 
     def feed(self, name: str, tensor: torch.Tensor) -> None:
         """Write one source tensor to every slice of this rank that it fills; raises MapperError before any write of it."""
         assert self._is_open, "the session is closed"
-        if name in self._fed or name in self._elsewhere or name in self._superseded:
+        if name in self._fed or name in self._elsewhere:
             raise MapperError([finding("M610", subject=name, name=name)])
         resolution = self._program.resolve(name)
-        if resolution.outcome == "unknown":
-            raise MapperError([finding("M502", subject=name, name=name)])
-        header = _header(name, tensor)
+        superseded = self._require_known(resolution)
         if resolution.outcome == "elsewhere":
             self._elsewhere.add(name)
             return
-        claims = [claim for claim in resolution.claims if is_here(claim, self._program.share)]
-        findings = [fault for claim in claims for fault in self._faults(claim, name, header)]
-        if findings:
-            raise MapperError(findings)
-        for claim in claims:
-            self._write(claim, name, tensor)
+        header = _header(name, tensor)
+        if not superseded:
+            claims = [claim for claim in resolution.claims if is_here(claim, self._program.share)]
+            findings = [fault for claim in claims for fault in self._faults(claim, name, header)]
+            if findings:
+                raise MapperError(findings)
+            with torch.no_grad():
+                for claim in claims:
+                    self._write(claim, tensor)
         self._fed[name] = header
 
     def feed_all(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -77,126 +101,163 @@ class UpdateSession:
             self.feed(name, tensor)
 
     def finish(self) -> LoadReport:
-        """Return the account of the session; raises MapperError naming every source that this rank still lacks."""
+        """Return the account of the session; raises MapperError naming every source that this rank still lacks.
+
+        After a success it returns the same account again; after such an error the session goes on taking tensors.
+        """
+        if self._account is not None:
+            return self._account
+        assert self._is_open, "the session is closed"
         start = time.perf_counter()
         share = self._program.share
         families = [local for each in self._program.families if (local := _on_rank(each, share)) is not None]
-        matching = match(families, self._program.skips, {**self._fed, **dict.fromkeys(self._superseded, _NOTHING)})
+        matching = match(families, self._program.skips, self._fed, chosen=self._chosen)
         plan = assemble(matching, share, self._program.keeps, self._fed)
         if plan.findings:
             raise MapperError(plan.findings)
         binding = bind(plan, self._model)
         with torch.no_grad():
-            self._bytes += self._copy_twins(plan, binding.copied_twins)
             padded = fill_padding(binding.tensors, plan.padding())
+            twinned = copy_twins(binding.tensors, binding.copied_twins)
         self._is_open = False
-        return self._report(plan, matching, binding.kept, padded, time.perf_counter() - start)
-
-    def _faults(self, claim: Claim, name: str, header: TensorHeader) -> list[Diagnostic]:
-        family, source = claim.family, claim.source
-        one = replace(source, domains={index: (value,) for index, value in claim.bindings.items()})
-        narrowed = replace(family, domains={**family.domains, **one.domains}, alternatives=((one,),))
-        return [each for each in match([narrowed], (), {name: header}).findings if each.subject == name] + self._target_faults(
-            claim, header
-        )
-
-    def _target_faults(self, claim: Claim, header: TensorHeader) -> list[Diagnostic]:
-        findings = []
-        for target, _, _ in self._boxes(claim, header.shape):
-            tensor = self._tensors.get(target)
-            if tensor is None:
-                findings.append(
-                    finding("M531", place=claim.family.rule.place, subject=target, rule=claim.family.rule.text, name=target)
-                )
-            elif safetensors_name(str(tensor.dtype).removeprefix("torch.")) != header.dtype:
-                found = str(tensor.dtype).removeprefix("torch.")
-                findings.append(
-                    finding(
-                        "M533", place=claim.family.rule.place, subject=target, name=target, found=found, expected=header.dtype
-                    )
-                )
-        return findings
-
-    def _write(self, claim: Claim, name: str, tensor: torch.Tensor) -> None:
-        rule, alternative = claim.family.rule.number, claim.alternative
-        best = min(self._alternatives.setdefault(rule, alternative), alternative)
-        self._alternatives[rule] = best
-        if alternative > best:
-            if not claim.family.skips_others:
-                raise MapperError([finding("M502", subject=name, name=name)])
-            self._superseded[name] = alternative
-            return
-        with torch.no_grad():
-            for target, source_box, target_box in self._boxes(claim, tuple(tensor.shape)):
-                view = view_of(tensor, source_box)
-                copy_box(self._tensors[target], target_box, view)
-                self._bytes += view.numel() * view.element_size()
-
-    def _boxes(self, claim: Claim, shape: tuple[int, ...]) -> list[tuple[str, Box, Box]]:
-        """Return (target, source box, target box) of everything that the claimed source fills on this rank."""
-        family, share = claim.family, self._program.share
-        local = self._local_pieces(claim)
-        targets = _target_names(family, claim, share)
-        if family.axes is None:
-            return [(target, whole(shape), whole(shape)) for target in targets]
-        if family.stack is None:
-            return [(target, piece.source, piece.target) for target in targets for piece in local]
-        slot = share.slots(family.stack).index(claim.bindings[family.stack])
-        return [(target, piece.source, ((slot, slot + 1), *piece.target)) for target in targets for piece in local]
-
-    def _local_pieces(self, claim: Claim) -> tuple[Piece, ...]:
-        key = (claim.family.number, claim.alternative, claim.position)
-        known = self._pieces.get(key)
-        if known is None:
-            axes = [local_axis(axis, self._program.share.coordinate) for axis in claim.family.axes or ()]
-            known = self._pieces[key] = pieces(axes, claim.source.part, claim.family.parts_axis)
-        return known
-
-    def _copy_twins(self, plan: Plan, twins: tuple[str, ...]) -> int:
-        written = 0
-        for name in twins:
-            tied = plan.targets[name].tied_to
-            assert tied is not None
-            self._tensors[name].copy_(self._tensors[tied])
-            written += self._tensors[name].numel() * self._tensors[name].element_size()
-        return written
-
-    def _report(self, plan: Plan, matching: Matching, kept: Mapping[str, str], padded: int, plan_seconds: float) -> LoadReport:
-        return LoadReport(
+        seconds = time.perf_counter() - start
+        self._account = LoadReport(
             rank=plan.rank,
             layout=str(self._program.layout),
-            sources=len(self._fed) + len(self._elsewhere) + len(self._superseded),
+            sources=len(self._fed) + len(self._elsewhere),
             loaded=plan.num_loaded,
-            elsewhere=len(self._elsewhere),
+            elsewhere=len(self._elsewhere) + matching.num_claimed - plan.num_loaded,
             skipped_by=matching.skipped_by,
             targets=len(plan.targets),
             tied=sum(target.tied_to is not None for target in plan.targets.values()),
-            kept=kept,
+            kept=binding.kept,
             bytes_read=self._bytes,
-            bytes_written=self._bytes,
+            bytes_written=self._bytes + twinned,
             bytes_padded=padded,
-            plan_seconds=plan_seconds,
-            seconds=time.perf_counter() - self._start - plan_seconds,
+            plan_seconds=seconds,
+            seconds=time.perf_counter() - self._start - seconds,
         )
+        return self._account
+
+    def _require_known(self, resolution: Resolution) -> bool:
+        """Return whether a preferred spelling of the tensor was fed before; raises M502 where that makes it unknown.
+
+        A spelling counts for the whole rule, on whichever rank its tensor lives, as it does in a load from files.
+        """
+        if resolution.outcome == "unknown":
+            raise MapperError([finding("M502", subject=resolution.name, name=resolution.name)])
+        superseded = [claim for claim in resolution.claims if claim.alternative > self._best(claim)]
+        if any(not claim.family.skips_others for claim in superseded):
+            raise MapperError([finding("M502", subject=resolution.name, name=resolution.name)])
+        if resolution.outcome == "elsewhere":
+            self._chosen.update((claim.family.rule.number, self._best(claim)) for claim in resolution.claims)
+        return bool(superseded)
+
+    def _best(self, claim: Claim) -> int:
+        return min(self._chosen.get(claim.family.rule.number, claim.alternative), claim.alternative)
+
+    def _faults(self, claim: Claim, name: str, header: TensorHeader) -> list[Diagnostic]:
+        """Return what is wrong with the tensor or its targets; nothing has been written yet."""
+        family, source, intake = claim.family, claim.source, self._intake(claim)
+        findings: list[Diagnostic] = []
+        if (
+            family.refusal
+            or (intake.source_shape is not None and header.shape != intake.source_shape)
+            or (source.dtypes and header.dtype not in source.dtypes)
+        ):
+            one = replace(source, domains={index: (value,) for index, value in claim.bindings.items()})
+            narrowed = replace(family, domains={**family.domains, **one.domains}, alternatives=((one,),))
+            findings += [each for each in match([narrowed], (), {name: header}).findings if each.subject == name]
+        for target in self._target_names(claim):
+            findings += self._target_faults(family, target, header, intake)
+        return findings
+
+    def _target_faults(self, family: Family, name: str, header: TensorHeader, intake: _Intake) -> list[Diagnostic]:
+        model, place = self._declared.get(name), family.rule.place
+        if model is None:
+            return [finding("M531", place=place, subject=name, rule=family.rule.text, name=name)]
+        findings = []
+        shape, dtype = intake.target_shape if intake.target_shape is not None else header.shape, torch_name(header.dtype)
+        if model.shape != shape:
+            found, expected = list(model.shape), list(shape)
+            findings.append(finding("M532", place=place, subject=name, name=name, found=found, expected=expected))
+        if model.dtype != dtype:
+            findings.append(finding("M533", place=place, subject=name, name=name, found=model.dtype, expected=dtype))
+        if self._tensors[name].is_meta:
+            findings.append(finding("M602", subject=name, name=name))
+        other = self._owners.setdefault(model.storage, name)
+        if other != name:
+            findings.append(finding("M601", subject=name, name=name, other=other))
+        return findings
+
+    def _write(self, claim: Claim, tensor: torch.Tensor) -> None:
+        self._chosen[claim.family.rule.number] = self._best(claim)
+        intake = self._intake(claim)
+        for name in self._target_names(claim):
+            target = self._tensors[name]
+            for source_box, target_box in _boxes(claim, intake, tuple(tensor.shape)):
+                view = view_of(tensor, source_box)
+                copy_box(target, target_box, view)
+                self._bytes += view.numel() * view.element_size()
+
+    def _intake(self, claim: Claim) -> _Intake:
+        key = (claim.family.number, claim.alternative, claim.position)
+        known = self._intakes.get(key)
+        if known is None:
+            known = self._intakes[key] = _intake_of(claim, self._program.share)
+        return known
+
+    def _target_names(self, claim: Claim) -> list[str]:
+        """Return the targets that the claimed source feeds here; an index it does not have runs over all values held."""
+        family, bindings = claim.family, claim.bindings
+        key = (family.number, tuple([bindings.get(index) for index in family.target.indices]))
+        known = self._targets.get(key)
+        if known is None:
+            owned = self._program.share.owned
+            known = self._targets[key] = family.target.names(
+                {
+                    index: [bindings[index]] if index in bindings else owned(index, family.domains[index])
+                    for index in family.target.indices
+                }
+            )
+        return known
 
 
-_NOTHING = TensorHeader("BF16", (), -1, 0, 0)
-"""Stands in for the header of a tensor that was fed and not used, since another spelling of it was taken."""
+def _intake_of(claim: Claim, share: Share) -> _Intake:
+    family = claim.family
+    if family.axes is None:
+        return _Intake(None, None, (), None)
+    axes = [local_axis(axis, share.coordinate) for axis in family.axes]
+    shape = tuple(axis.size for axis in axes)
+    slots = None if family.stack is None else {value: slot for slot, value in enumerate(share.slots(family.stack))}
+    return _Intake(
+        family.source_shape(claim.source),
+        shape if slots is None else (len(slots), *shape),
+        pieces(axes, claim.source.part, family.parts_axis),
+        slots,
+    )
+
+
+def _boxes(claim: Claim, intake: _Intake, shape: tuple[int, ...]) -> list[tuple[Box, Box]]:
+    """Return (source box, target box) of everything that the claimed source gives to one of its targets."""
+    if intake.target_shape is None:
+        return [(whole(shape), whole(shape))]
+    if intake.slots is None:
+        return [(piece.source, piece.target) for piece in intake.pieces]
+    slot = intake.slots[claim.bindings[str(claim.family.stack)]]
+    return [(piece.source, ((slot, slot + 1), *piece.target)) for piece in intake.pieces]
 
 
 def _header(name: str, tensor: torch.Tensor) -> TensorHeader:
-    dtype = safetensors_name(str(tensor.dtype).removeprefix("torch."))
+    dtype = _stored_dtype(tensor.dtype)
     if dtype is None:
         raise MapperError([finding("M611", subject=name, name=name, dtype=str(tensor.dtype))])
     return TensorHeader(dtype, tuple(tensor.shape), -1, 0, 0)
 
 
-def _target_names(family: Family, claim: Claim, share: Share) -> list[str]:
-    values = {
-        index: [claim.bindings[index]] if index in claim.bindings else list(share.owned(index, family.domains[index]))
-        for index in family.target.indices
-    }
-    return family.target.names(values)
+@cache
+def _stored_dtype(dtype: torch.dtype) -> str | None:
+    return safetensors_name(str(dtype))
 
 
 def _on_rank(family: Family, share: Share) -> Family | None:

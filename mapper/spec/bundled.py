@@ -24,7 +24,7 @@ FOLDERS = (PACKAGE / "specs", PACKAGE.parent / "specs")
 SUFFIXES = (".yaml", ".yml")
 
 # The value of the top-level key `architectures`, in flow or block style, to be read without parsing the file.
-_ARCHITECTURES = re.compile(r"^architectures:[ ]*(?:#.*)?(\[[^\]]*\]|(?:\n[ ]*(?:#.*|-[ ]+.*)?)+)", re.MULTILINE)
+_ARCHITECTURES = re.compile(r"^architectures:[ ]*(?:#.*)?(\s*\[[^\]]*\]|(?:\n[ ]*(?:#.*|-[ ]+.*)?)+)", re.MULTILINE)
 _COMMENT = re.compile(r"#.*")
 _WORD = re.compile(r"\w+")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,10 +18,13 @@ Model = nn.Module | Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """The tensor behind each target of a plan, the twins that need a copy of their own, and what is kept by which rule."""
+    """The tensor behind each target of a plan, and what is kept by which rule.
+
+    `copied_twins` are the tied targets that have storage of their own, each with the target it is a copy of.
+    """
 
     tensors: Mapping[str, torch.Tensor]
-    copied_twins: tuple[str, ...]
+    copied_twins: Mapping[str, str]
     kept: Mapping[str, str]
 
 
@@ -36,12 +39,21 @@ def model_tensors(model: Model) -> dict[str, torch.Tensor]:
 
 
 def declare(tensors: Mapping[str, torch.Tensor]) -> dict[str, DeclaredTarget]:
-    """Return shapes, dtypes and storages of `tensors`; names of one tensor object share a storage."""
-    first: dict[int, str] = {}
+    """Return shapes, dtypes and storages of `tensors`; names of one tensor, or of views of the same memory, share a storage."""
+    first: dict[Hashable, str] = {}
     return {
-        name: DeclaredTarget(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), first.setdefault(id(tensor), name))
+        name: DeclaredTarget(
+            tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), first.setdefault(_storage(tensor), name)
+        )
         for name, tensor in tensors.items()
     }
+
+
+def _storage(tensor: torch.Tensor) -> Hashable:
+    """Return what is equal for two views of the same elements: `state_dict` gives each name a tensor object of its own."""
+    if tensor.is_meta or tensor.numel() == 0:
+        return id(tensor)
+    return tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
 
 
 def bind(plan: Plan, model: Model) -> Binding:
@@ -51,14 +63,14 @@ def bind(plan: Plan, model: Model) -> Binding:
     fitted = fit(plan, declared)
     findings: list[Diagnostic] = list(fitted.findings)
     owners: dict[str, str] = {}
-    copied = []
+    copied = {}
     for target in plan.targets.values():
         model_side = declared.get(target.name)
         if model_side is None:
             continue
         if target.tied_to is not None and target.tied_to in declared:
             if declared[target.tied_to].storage != model_side.storage:
-                copied.append(target.name)
+                copied[target.name] = target.tied_to
             continue
         other = owners.setdefault(model_side.storage, target.name)
         if other != target.name:
@@ -66,7 +78,7 @@ def bind(plan: Plan, model: Model) -> Binding:
     findings += _meta_findings(plan, tensors, model)
     if findings:
         raise MapperError(findings)
-    return Binding({name: tensors[name] for name in plan.targets if name in tensors}, tuple(copied), fitted.kept)
+    return Binding({name: tensors[name] for name in plan.targets if name in tensors}, copied, fitted.kept)
 
 
 def _meta_findings(plan: Plan, tensors: Mapping[str, torch.Tensor], model: Model) -> list[Diagnostic]:

@@ -31,6 +31,15 @@ def copy_box(target: torch.Tensor, target_box: Box, source: torch.Tensor) -> Non
     view.copy_(source)
 
 
+def copy_twins(tensors: Mapping[str, torch.Tensor], twins: Mapping[str, str]) -> int:
+    """Copy to each tied target with storage of its own what it is tied to, padding included; return the bytes written."""
+    written = 0
+    for name, twin in twins.items():
+        tensors[name].copy_(tensors[twin])
+        written += tensors[name].numel() * tensors[name].element_size()
+    return written
+
+
 def fill_padding(tensors: Mapping[str, torch.Tensor], padding: Iterable[tuple[str, Box]]) -> int:
     """Write zeros to every padding box; return the number of bytes written."""
     written = 0

@@ -1,0 +1,151 @@
+"""The arguments that name a spec, a checkpoint, a runtime and a layout, and the program that follows from them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mapper.checkpoint import Checkpoint, json_text
+from mapper.compile import Program, compile
+from mapper.diagnostics import Diagnostic, MapperError, finding
+from mapper.expressions import Value
+from mapper.layout import Layout
+from mapper.spec import load_spec
+from mapper.spec.model import Spec
+from mapper.yaml_source import resolve
+
+FROM_HERE = "command line"
+
+
+def add_spec(parser: argparse.ArgumentParser) -> None:
+    """Add the positional SPEC."""
+    parser.add_argument(
+        "spec",
+        metavar="SPEC",
+        nargs="?",
+        help="a bundled spec's id, an architecture, or a path (default: the config's architecture)",
+    )
+
+
+def add_program(parser: argparse.ArgumentParser, *, needs_checkpoint: bool = True) -> None:
+    """Add what a program is compiled from, the spec aside."""
+    parser.add_argument(
+        "--checkpoint", metavar="C", required=needs_checkpoint, help="a folder, an index, a .safetensors file or a manifest"
+    )
+    parser.add_argument("--config", metavar="FILE", help="the model's config.json (default: the one beside the checkpoint)")
+    parser.add_argument("--runtime", metavar="R", help="whose module layout; needed where the spec has several")
+    parser.add_argument("--layout", metavar="L", default="", help="such as tp=8,pp=2,dp=2,ep=16 (default: one rank)")
+    parser.add_argument("--rank", metavar="N", type=int, help="one rank of the layout")
+    parser.add_argument(
+        "--option", metavar="NAME=VALUE", action="append", default=[], help="an option of the spec; may be repeated"
+    )
+    parser.add_argument("--skip", metavar="PATTERN", action="append", default=[], help="leave sources out; may be repeated")
+    parser.add_argument("--why", metavar="TEXT", action="append", default=[], help="the reason of a --skip, one for each")
+    parser.add_argument("--scope", metavar="PREFIX", help="the names lack this prefix, on both sides")
+    parser.add_argument("--mount", metavar="PREFIX", help="the names have this prefix in front, on both sides")
+
+
+def program_of(arguments: argparse.Namespace, *, runtime: str | None = None) -> tuple[Program, Checkpoint | None]:
+    """Return the program that the arguments describe, and the checkpoint if one is named; raises MapperError.
+
+    `runtime` is chosen where none is named and the spec has it.
+    """
+    layout = Layout.parse(arguments.layout)
+    options = options_of(arguments.option)
+    skips = skips_of(arguments.skip, arguments.why)
+    checkpoint = Checkpoint.open(arguments.checkpoint) if arguments.checkpoint is not None else None
+    config = config_of(arguments.config, checkpoint)
+    spec = load_spec(arguments.spec or architecture_of(config, arguments.config or arguments.checkpoint))
+    program = compile(
+        spec,
+        config=config,
+        runtime=arguments.runtime or runtime_of(spec, runtime),
+        layout=layout,
+        rank=arguments.rank or 0,
+        options=options,
+    )
+    if arguments.scope:
+        program = program.scoped(arguments.scope)
+    if arguments.mount:
+        program = program.mounted(arguments.mount)
+    return program.with_skips(skips, origin=FROM_HERE) if skips else program, checkpoint
+
+
+def ranks_of(arguments: argparse.Namespace) -> list[int] | None:
+    """Return the rank that the arguments ask about, or None for all."""
+    return None if arguments.rank is None else [arguments.rank]
+
+
+def runtime_of(spec: Spec, preferred: str | None = None) -> str:
+    """Return the spec's only runtime, or the preferred one; raises MapperError M905 where there is a choice."""
+    if preferred in spec.runtimes:
+        return preferred
+    if len(spec.runtimes) != 1:
+        known = ", ".join(spec.runtimes) or "none"
+        raise MapperError([finding("M905", hint=f"add --runtime {next(iter(spec.runtimes), '')}", spec=spec.id, known=known)])
+    return next(iter(spec.runtimes))
+
+
+def options_of(texts: Sequence[str]) -> dict[str, Value]:
+    """Return options from NAME=VALUE; a value is read as in YAML."""
+    options: dict[str, Value] = {}
+    findings: list[Diagnostic] = []
+    for text in texts:
+        name, is_pair, value = text.partition("=")
+        if not is_pair or not name:
+            findings.append(finding("M906", text=text))
+        elif name in options:
+            findings.append(finding("M907", name=name))
+        else:
+            options[name] = resolve(value)
+    if findings:
+        raise MapperError(findings)
+    return options
+
+
+def skips_of(patterns: Sequence[str], whys: Sequence[str]) -> list[tuple[str, str]]:
+    """Return skips as (pattern, why); each pattern has a reason."""
+    if len(patterns) != len(whys):
+        raise MapperError([finding("M908", num_skips=len(patterns), num_whys=len(whys))])
+    empty = [
+        finding("M909", pattern=pattern) for pattern, why in zip(patterns, whys, strict=True) if not (pattern and why.strip())
+    ]
+    if empty:
+        raise MapperError(empty)
+    return list(zip(patterns, whys, strict=True))
+
+
+def config_of(path: str | None, checkpoint: Checkpoint | None) -> Mapping[str, Any]:
+    """Return the config in a file, or the checkpoint's own; raises MapperError."""
+    if path is not None:
+        config = read_json(path, what="config")
+        if not isinstance(config, dict):
+            found = json_text.kind_of(config)
+            raise MapperError([finding("M414", subject=path, what="config", path=path, expected="an object", found=found)])
+        return config
+    if checkpoint is None or checkpoint.config is None:
+        source = repr(checkpoint.path) if checkpoint is not None else "no checkpoint, which"
+        raise MapperError([finding("M904", hint="add --config FILE", source=source)])
+    return checkpoint.config
+
+
+def architecture_of(config: Mapping[str, Any], source: str) -> str:
+    """Return the architecture that a config names; raises MapperError M903."""
+    named = config.get("architectures")
+    if isinstance(named, list) and named and isinstance(named[0], str):
+        return named[0]
+    raise MapperError([finding("M903", hint="name the spec", source=f"the config of {source!r}")])
+
+
+def read_json(path: str, *, what: str) -> Any:
+    """Return the value in a JSON file, packed or not; raises MapperError."""
+    findings: list[Diagnostic] = []
+    text = json_text.require_text(path, what=what, findings=findings)
+    value = None if text is None else json_text.parse_text(text, path=path, what=what, findings=findings)
+    if text is not None and not findings:
+        _, repeated = json_text.parse_carefully(text)
+        findings += [json_text.repeated_keys(repeated, path=path)] if repeated else []
+    if findings:
+        raise MapperError(findings)
+    return value
