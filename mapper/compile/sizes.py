@@ -276,7 +276,7 @@ class _Reader:
                 value = names.evaluate(expression, self.bindings, place)
                 if value is None or value == "none":
                     return None
-                return Conversion(self._safetensors(value, place), cast(Literal["cast", "bitcast"], key))
+                return Conversion(self._safetensors(value, place), key)
         return None
 
     def _given(self, leaf: Leaf | None, key: str) -> Iterator[tuple[Expression, Names, Place]]:

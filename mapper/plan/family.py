@@ -71,6 +71,11 @@ class DiskLayout:
     divisors: tuple[int, ...]
 
     @property
+    def seen(self) -> tuple[int, ...]:
+        """The shape in the order of the target's axes."""
+        return tuple(self.viewed[position] for position in self.order)
+
+    @property
     def is_plain(self) -> bool:
         """Whether the axes on disk are those of the target, in its order."""
         return self.shape == self.viewed and self.order == tuple(range(len(self.order)))

@@ -93,11 +93,12 @@ def local_axis(axis: Axis, stored: int, position: Position) -> LocalAxis:
 
 def _segments(divisor: int, stored: int, part: int, run: Run, joined: int, at: int) -> Iterator[Segment]:
     """Yield the segments of one run; a run that starts or ends inside a coarser stored element has a head and a tail."""
+    if run.start >= run.stop:
+        return
     if stored == divisor:
         low, high = run.start // divisor, -(-run.stop // divisor)
-        if low < high:
-            begin = at + run.at // divisor
-            yield Segment(part, (low, high), (joined + low, joined + high), (begin, begin + high - low))
+        begin = at + run.at // divisor
+        yield Segment(part, (low, high), (joined + low, joined + high), (begin, begin + high - low))
         return
     assert stored % divisor == 0, f"a grid of {stored} cannot be made coarser, to {divisor}"
     head = min(-(-run.start // stored) * stored, run.stop)

@@ -66,10 +66,10 @@ class Share:
         return {}
 
     def owned(self, index: str, values: tuple[IndexValue, ...]) -> tuple[IndexValue, ...]:
-        """Return those of `values` that live here, in slot order."""
+        """Return those of `values` that live here, each once, in slot order."""
         if index not in self.placed:
             return values
-        here = self._slots[index]
+        here = tuple(dict.fromkeys(self._slots[index]))
         if len(values) == len(self.domains[index]):
             return here
         wanted = set(values)

@@ -162,8 +162,8 @@ def _unread(
 ) -> Iterator[Diagnostic]:
     family = variant.family
     for number, source in enumerate(variant.sources):
-        shape = family.source_shape(source)
-        if shape is not None:
+        if source.disk is not None:
+            shape = source.disk.seen[1:] if source.holds_stack else source.disk.seen
             boxes = sorted(piece.source for piece in read.get(position * 1000 + number, ()))
             for box in uncovered(whole(shape), boxes):
                 name = str(source.template)
