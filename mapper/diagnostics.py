@@ -122,7 +122,9 @@ def _folded(group: Sequence[Diagnostic]) -> list[Diagnostic]:
                 members[0],
                 message=f"{one} ({len(members):,} findings)",
                 subject=str(subjects[0]) if len(subjects) == 1 else members[0].subject,
-                hint=str(hints[0]) if len(hints) == 1 else next(f"for one of them: {each.hint}" for each in members if each.hint),
+                hint=str(hints[0])
+                if len(hints) == 1
+                else f"for one of them: {next(each.hint for each in members if each.hint)}",
             )
         )
     return folded

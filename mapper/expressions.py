@@ -2,6 +2,8 @@
 
 The grammar is Python's expression grammar cut down to literals, names, `[]`, arithmetic, comparison, `in`,
 `and or not`, `if else` and the functions below. `null` is the missing value; dtype and stage words are strings.
+What is left means what it means in Python: `and` and `or` give the operand that decides (`head_dim or 64`), and
+nothing is computed that does not decide. Arithmetic is on numbers; `+` also joins texts, and lists.
 """
 
 from __future__ import annotations
@@ -33,13 +35,48 @@ DTYPE_WORDS = (
 WORDS = frozenset(STAGE_WORDS + DTYPE_WORDS)
 CONSTANTS: dict[str, Value] = {"null": None, "true": True, "false": False, "inf": math.inf}
 
+ARGUMENTS: dict[str, tuple[int, int | None]] = {
+    "ceil_div": (2, 2), "gcd": (2, None), "min": (1, None), "max": (1, None), "len": (1, 1), "count": (2, 2),
+}  # fmt: skip
+"""The least and the most arguments of each function; None is no bound."""
+
+MAX_NUMBER = 2**63
+MAX_LENGTH = 2**16
+
+
+def _on_numbers(sign: str, apply: Callable[..., Value], *, joins: bool = False) -> Callable[..., Value]:
+    """Return `apply` for two numbers; Python's `*` and `%` on texts can fill the memory, as can sums of sums of lists."""
+
+    def run(a: Value, b: Value) -> Value:
+        if joins and isinstance(a, str | list) and type(a) is type(b):
+            if len(a) + len(b) > MAX_LENGTH:
+                raise ValueError(f"the result of {sign!r} is longer than {MAX_LENGTH}")
+        elif not isinstance(a, int | float) or not isinstance(b, int | float):
+            raise TypeError(f"{sign!r} is for numbers, found {a!r} and {b!r}")
+        result = apply(a, b)
+        if isinstance(result, int) and abs(result) > MAX_NUMBER:
+            raise ValueError(f"the result of {sign!r} is beyond 2**63")
+        return result
+
+    return run
+
+
 _BINARY: dict[type[ast.operator], Callable[..., Value]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
+    ast.Add: _on_numbers("+", operator.add, joins=True),
+    ast.Sub: _on_numbers("-", operator.sub),
+    ast.Mult: _on_numbers("*", operator.mul),
+    ast.FloorDiv: _on_numbers("//", operator.floordiv),
+    ast.Mod: _on_numbers("%", operator.mod),
 }
+
+
+def _is_same(a: Value, b: Value) -> bool:
+    """Whether both are null, true or false; between numbers `is` would depend on which Python keeps as one object."""
+    if not any(each is None or isinstance(each, bool) for each in (a, b)):
+        raise TypeError("'is' compares with null, true or false; use '=='")
+    return a is b
+
+
 _COMPARE: dict[type[ast.cmpop], Callable[..., Value]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
@@ -47,8 +84,8 @@ _COMPARE: dict[type[ast.cmpop], Callable[..., Value]] = {
     ast.LtE: operator.le,
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
-    ast.Is: operator.is_,
-    ast.IsNot: operator.is_not,
+    ast.Is: _is_same,
+    ast.IsNot: lambda a, b: not _is_same(a, b),
     ast.In: lambda a, b: a in b,
     ast.NotIn: lambda a, b: a not in b,
 }
@@ -56,7 +93,10 @@ _UNARY: dict[type[ast.unaryop], Callable[..., Value]] = {ast.Not: operator.not_,
 
 
 class ExpressionError(ValueError):
-    """A text that is no expression, or one that fails on these values; `column` counts from 0 within the text."""
+    """A text that is no expression, or one that fails on these values.
+
+    `column` counts characters from 0 within the text, without the blanks around it.
+    """
 
     def __init__(self, message: str, column: int = 0) -> None:
         super().__init__(message)
@@ -89,15 +129,18 @@ class Expression:
         """Return the value in `scope`; raises `ExpressionError` where names or types do not fit."""
         try:
             return self._run(scope)
-        except (TypeError, ZeroDivisionError, IndexError, KeyError, ValueError) as error:
-            if isinstance(error, ExpressionError):
-                raise
+        except ExpressionError:
+            raise
+        except (TypeError, ArithmeticError, LookupError, ValueError) as error:
             raise ExpressionError(f"{self.text!r} fails: {error}") from error
+        except RecursionError as error:
+            raise ExpressionError(TOO_DEEP) from error
 
     def __reduce__(self) -> tuple[Callable[[str], Expression], tuple[str]]:
         return parse, (self.text,)
 
 
+TOO_DEEP = "the expression is nested too deeply"
 _CACHE: dict[str, Expression] = {}
 
 
@@ -114,8 +157,16 @@ def parse(text: str) -> Expression:
 
 
 def literal(value: Value) -> Expression:
-    """Return the expression that always has this value."""
-    return Expression(repr(value), frozenset(), frozenset(), lambda scope: value)
+    """Return the expression that always has this value: null, a boolean, a number, a text, or a list of these."""
+    return parse(_spell(value))
+
+
+def _spell(value: Value) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_spell, value))}]"
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return repr(value)
 
 
 def _parse(text: str) -> Expression:
@@ -125,13 +176,41 @@ def _parse(text: str) -> Expression:
     try:
         tree = ast.parse(stripped, mode="eval")
     except SyntaxError as error:
-        raise ExpressionError(f"{text!r} is not an expression", max((error.offset or 1) - 1, 0)) from error
-    except (ValueError, MemoryError, RecursionError) as error:
+        # Python gives offset 0 where the text ends too early.
+        column = _start_of_line(stripped, error.lineno or 1) + error.offset - 1 if error.offset else len(stripped)
+        raise ExpressionError(f"{text!r} is not an expression", min(column, len(stripped))) from error
+    except ValueError as error:
         raise ExpressionError(f"{text!r} is not an expression") from error
+    except (MemoryError, RecursionError) as error:
+        raise ExpressionError(TOO_DEEP) from error
     names: set[str] = set()
     calls: set[str] = set()
-    run = _compile(tree.body, names, calls)
+    try:
+        run = _compile(tree.body, names, calls)
+    except _Refused as error:
+        raise ExpressionError(error.message, _column(stripped, error.node)) from error
+    except RecursionError as error:
+        raise ExpressionError(TOO_DEEP) from error
     return Expression(stripped, frozenset(names), frozenset(calls), run)
+
+
+def _start_of_line(text: str, line: int) -> int:
+    return sum(len(each) + 1 for each in text.split("\n")[: line - 1])
+
+
+def _column(text: str, node: ast.expr) -> int:
+    """Return the node's position in characters; Python counts it in bytes of its line."""
+    start = _start_of_line(text, node.lineno)
+    return start + len(text[start:].encode()[: node.col_offset].decode())
+
+
+class _Refused(Exception):
+    """A node that is not part of the language."""
+
+    def __init__(self, message: str, node: ast.expr) -> None:
+        super().__init__(message)
+        self.message = message
+        self.node = node
 
 
 def _compile(node: ast.expr, names: set[str], calls: set[str]) -> Evaluator:
@@ -139,7 +218,7 @@ def _compile(node: ast.expr, names: set[str], calls: set[str]) -> Evaluator:
         return _compile(child, names, calls)
 
     match node:
-        case ast.Constant(value=int() | float() | str() as value):
+        case ast.Constant(value=value) if type(value) in (int, float, str):
             return lambda scope: value
         case ast.Name(id=name):
             return _compile_name(node, name, names)
@@ -152,12 +231,8 @@ def _compile(node: ast.expr, names: set[str], calls: set[str]) -> Evaluator:
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
             apply_binary, first, second = _BINARY[type(op)], inner(left), inner(right)
             return lambda scope: apply_binary(first(scope), second(scope))
-        case ast.BoolOp(op=ast.And(), values=values):
-            parts = [inner(value) for value in values]
-            return lambda scope: all(part(scope) for part in parts)
-        case ast.BoolOp(values=values):
-            parts = [inner(value) for value in values]
-            return lambda scope: any(part(scope) for part in parts)
+        case ast.BoolOp(op=op, values=values):
+            return _compile_choice([inner(value) for value in values], decides=isinstance(op, ast.Or))
         case ast.Compare(left=left, ops=ops, comparators=comparators) if all(type(op) in _COMPARE for op in ops):
             return _compile_comparison([inner(each) for each in (left, *comparators)], [_COMPARE[type(op)] for op in ops])
         case ast.IfExp(test=test, body=body, orelse=orelse):
@@ -169,7 +244,7 @@ def _compile(node: ast.expr, names: set[str], calls: set[str]) -> Evaluator:
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]):
             return _compile_call(name, [inner(each) for each in arguments], node, calls)
         case _:
-            raise ExpressionError(_refusal(node), node.col_offset)
+            raise _Refused(_refusal(node), node)
 
 
 def _compile_name(node: ast.expr, name: str, names: set[str]) -> Evaluator:
@@ -179,9 +254,23 @@ def _compile_name(node: ast.expr, name: str, names: set[str]) -> Evaluator:
     if name in WORDS:
         return lambda scope: name
     if name in FUNCTIONS:
-        raise ExpressionError(f"the function {name!r} needs arguments", node.col_offset)
+        raise _Refused(f"the function {name!r} needs arguments", node)
     names.add(name)
     return lambda scope: scope.value(name)
+
+
+def _compile_choice(parts: list[Evaluator], *, decides: bool) -> Evaluator:
+    """`or` gives the first operand that is true, `and` the first that is not, both the last one where none decides."""
+
+    def run(scope: Scope) -> Value:
+        value: Value = None
+        for part in parts:
+            value = part(scope)
+            if bool(value) is decides:
+                break
+        return value
+
+    return run
 
 
 def _compile_comparison(parts: list[Evaluator], tests: list[Callable[..., Value]]) -> Evaluator:
@@ -190,8 +279,13 @@ def _compile_comparison(parts: list[Evaluator], tests: list[Callable[..., Value]
         return lambda scope: test(first(scope), second(scope))
 
     def run(scope: Scope) -> Value:
-        values = [part(scope) for part in parts]
-        return all(test(a, b) for test, a, b in zip(tests, values, values[1:], strict=False))
+        left = parts[0](scope)
+        for test, part in zip(tests, parts[1:], strict=True):
+            right = part(scope)
+            if not test(left, right):
+                return False
+            left = right
+        return True
 
     return run
 
@@ -199,9 +293,13 @@ def _compile_comparison(parts: list[Evaluator], tests: list[Callable[..., Value]
 def _compile_call(name: str, arguments: list[Evaluator], node: ast.expr, calls: set[str]) -> Evaluator:
     function = FUNCTIONS.get(name)
     if function is not None:
+        least, most = ARGUMENTS[name]
+        if len(arguments) < least or (most is not None and len(arguments) > most):
+            expected = f"{least}" if least == most else f"at least {least}"
+            raise _Refused(f"{name!r} takes {expected} argument{'' if least == 1 else 's'}, found {len(arguments)}", node)
         return lambda scope: function(*[argument(scope) for argument in arguments])
     if len(arguments) != 1:
-        raise ExpressionError(f"{name!r} takes one argument", node.col_offset)
+        raise _Refused(f"{name!r} takes 1 argument, found {len(arguments)}", node)
     calls.add(name)
     argument = arguments[0]
     return lambda scope: scope.call(name, argument(scope))

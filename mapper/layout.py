@@ -181,7 +181,9 @@ def placement_faults(num_experts: int, mesh: Mesh) -> list[Diagnostic]:
     if isinstance(table, tuple):
         if num_slots != num_experts + mesh.redundant_experts:
             expected = num_experts + mesh.redundant_experts
-            faults.append(finding("M335", slots=num_slots, expected=expected, experts=num_experts, redundant=mesh.redundant_experts))
+            faults.append(
+                finding("M335", slots=num_slots, expected=expected, experts=num_experts, redundant=mesh.redundant_experts)
+            )
         strangers = sorted({each for each in table if not 0 <= each < num_experts})
         lost = sorted(set(range(num_experts)) - set(table))
         if strangers or lost:

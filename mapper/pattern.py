@@ -137,7 +137,8 @@ def _parse_placeholder(text: str, column: int) -> Placeholder:
     try:
         return Placeholder(parse_expression(text), column)
     except ExpressionError as error:
-        raise PatternError(f"in '{{{text}}}': {error.message}", column + 1 + error.column) from error
+        start = column + 1 + len(text) - len(text.lstrip())
+        raise PatternError(f"in '{{{text}}}': {error.message}", start + error.column) from error
 
 
 # --- bound patterns -------------------------------------------------------------------------------------------------
@@ -189,7 +190,7 @@ def bind(
     """Return the template of `pattern` where the indices in `domains` run over their values.
 
     `value_of` evaluates a placeholder's expression at given index values. Raises `PatternError` when two index values
-    spell the same text, since then a name could not be read back.
+    spell the same text, or one spells no text or a dot, since then a name could not be read back.
     """
     segments: list[Segment | Wildcard] = []
     order: dict[str, None] = {}
@@ -221,6 +222,9 @@ def _bind_segment(
     for values in product(*(domains[index] for index in indices)):
         bindings = dict(zip(indices, values, strict=True))
         text = "".join(atom if isinstance(atom, str) else _spell(atom, value_of(atom.expression, bindings)) for atom in atoms)
+        if not text:
+            first = next(atom for atom in atoms if isinstance(atom, Placeholder))
+            raise PatternError(f"'{{{first.expression.text}}}' leaves the segment empty", first.column)
         if text in texts:
             raise PatternError(f"{texts[text]} and {values} of {', '.join(indices)} both spell {text!r}")
         texts[text] = values
@@ -232,6 +236,8 @@ def _spell(atom: Placeholder, value: object) -> str:
         raise PatternError(f"'{{{atom.expression.text}}}' is {value!r}, expected an integer or a word", atom.column)
     if isinstance(value, int) and value < 0:
         raise PatternError(f"'{{{atom.expression.text}}}' is {value}, expected 0 or more", atom.column)
+    if isinstance(value, str) and "." in value:
+        raise PatternError(f"'{{{atom.expression.text}}}' is {value!r}, expected a word without dots", atom.column)
     return str(value)
 
 
@@ -307,6 +313,9 @@ def _describe(segment: Segment) -> str:
 # --- relations between templates ------------------------------------------------------------------------------------
 
 
+ANY_TEXT = "x"
+
+
 def common_name(first: Template, second: Template) -> str | None:
     """Return a name that both templates spell, or None. Exact: index ranges and repeated indices count.
 
@@ -315,7 +324,8 @@ def common_name(first: Template, second: Template) -> str | None:
     if not _could_share(first.segments, second.segments):
         return None
     parts = next(_common(first.segments, second.segments, {}, {}), None)
-    return None if parts is None else ".".join(parts)
+    # Only where both are nothing but `**` is the choice of no segment at all left, which is no name.
+    return None if parts is None else ".".join(parts) or ANY_TEXT
 
 
 def _could_share(a: Segments, b: Segments) -> bool:
@@ -350,7 +360,7 @@ def _shared_texts(a: Segments, b: Segments, bound_a: Bindings, bound_b: Bindings
     """Return what both first segments can be; only the first where the choice cannot matter for what follows."""
     left, right = a[0], b[0]
     if isinstance(left, str):
-        texts = ["x"] if isinstance(right, str) else list(right.texts)
+        texts = [ANY_TEXT] if isinstance(right, str) else list(right.texts)
     elif isinstance(right, str):
         texts = list(left.texts)
     else:
@@ -367,7 +377,7 @@ def _repeats(segments: Segments, bound: Bindings) -> bool:
 def _readings(segments: Segments, bound: Bindings) -> Iterator[tuple[str, Bindings]]:
     """Yield what the first segment can be; only the first text where the choice cannot matter for what follows."""
     segment, repeats = segments[0], _repeats(segments, bound)
-    for text in ["x"] if isinstance(segment, str) else segment.texts:
+    for text in [ANY_TEXT] if isinstance(segment, str) else segment.texts:
         after = _read(segment, text, bound)
         if after is not None:
             yield text, after
@@ -386,12 +396,20 @@ def _read(segment: Segment | Wildcard, text: str, bound: Bindings) -> Bindings |
 
 
 def below(template: Template, prefix: str) -> tuple[Template, ...]:
-    """Return the templates of what `template` spells below `prefix` (none, one, or more when `**` may absorb it)."""
-    states: list[Segments] = [template.segments]
+    """Return the templates of what `template` spells below `prefix` (none, one, or more when `**` may absorb it).
+
+    An index whose value the prefix spells keeps that one value and is no index of the result.
+    """
+    states: list[tuple[Segments, Bindings]] = [(template.segments, {})]
     for part in prefix.split("."):
-        states = [after for segments in states for after in _below_segment(segments, part)]
-    distinct = {tuple(each if isinstance(each, str) else id(each) for each in state): state for state in states if state}
-    return tuple(Template(state, template.indices) for state in distinct.values())
+        states = [after for segments, bound in states for after in _below_segment(segments, bound, part)]
+    found: list[Template] = []
+    for segments, bound in states:
+        kept = tuple(_restricted(segment, bound) for segment in segments)
+        inner = Template(kept, tuple(index for index in template.indices if index not in bound))
+        if kept and inner not in found and all(isinstance(segment, str) or segment.texts for segment in kept):
+            found.append(inner)
+    return tuple(found)
 
 
 def under(template: Template, prefix: str) -> Template:
@@ -399,12 +417,25 @@ def under(template: Template, prefix: str) -> Template:
     return Template(literal_template(prefix).segments + template.segments, template.indices)
 
 
-def _below_segment(segments: Segments, part: str) -> list[Segments]:
+def _below_segment(segments: Segments, bound: Bindings, part: str) -> list[tuple[Segments, Bindings]]:
     if not segments:
         return []
     head = segments[0]
     if head == "**":
-        return [segments, *_below_segment(segments[1:], part)]
-    if head == "*" or (not isinstance(head, str) and part in head.texts and not head.indices):
-        return [segments[1:]]
-    return []
+        return [(segments, bound), *_below_segment(segments[1:], bound, part)]
+    if isinstance(head, str):
+        return [(segments[1:], bound)]
+    after = _read(head, part, bound) if part in head.texts else None
+    return [] if after is None else [(segments[1:], after)]
+
+
+def _restricted(segment: Segment | Wildcard, bound: Bindings) -> Segment | Wildcard:
+    """Return the segment where the indices in `bound` have one value each."""
+    if isinstance(segment, str) or bound.keys().isdisjoint(segment.indices):
+        return segment
+    texts = {
+        text: tuple(value for index, value in zip(segment.indices, values, strict=True) if index not in bound)
+        for text, values in segment.texts.items()
+        if all(bound.get(index, value) == value for index, value in zip(segment.indices, values, strict=True))
+    }
+    return Segment(tuple(index for index in segment.indices if index not in bound), texts)

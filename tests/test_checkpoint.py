@@ -74,6 +74,7 @@ def test_list_keeps_its_order_and_takes_the_config_beside_it(tmp_path: Path) -> 
 def test_list_over_two_folders_has_no_config(tmp_path: Path) -> None:
     two_files(tmp_path)
     (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text('{"num_hidden_layers": 5}')
     path = write(tmp_path / "other" / "3.safetensors", {"d": ("U8", [3])})
     checkpoint = Checkpoint.open([tmp_path / "1.safetensors", path])
     assert checkpoint.config is None

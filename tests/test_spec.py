@@ -299,14 +299,14 @@ def test_a_mesh_has_the_axes_of_its_preset_and_its_own():
         runtimes:
           a: {mesh: vllm}
           b: {mesh: {like: vllm, shared_tp: 1, redundant_experts: 0, round_robin: n > 1}}
-          c: {mesh: {moe_tp: tp}}
+          c: {mesh: {extra: tp}}
         """
     ).runtimes
     a, b, c = (runtimes[name].mesh for name in "abc")
     assert (a.like, {name: size.text for name, size in a.axes.items()}) == ("vllm", {"moe_tp": "1 if ep > 1 else tp * dp"})
     assert {name: size.text for name, size in b.axes.items()} == {"moe_tp": "1 if ep > 1 else tp * dp", "shared_tp": "1"}
     assert (b.redundant_experts and b.redundant_experts.text, b.round_robin and b.round_robin.text) == ("0", "n > 1")
-    assert (c.like, {name: size.text for name, size in c.axes.items()}) == ("single", {"moe_tp": "tp"})
+    assert (c.like, {name: size.text for name, size in c.axes.items()}) == ("single", {"moe_tp": "1", "extra": "tp"})
 
 
 def test_the_rest_of_a_runtime():

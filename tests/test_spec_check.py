@@ -5,7 +5,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mapper.diagnostics import Diagnostic, MapperError
@@ -52,7 +52,7 @@ def test_real_specs_are_clean(path):
 
 
 @given(st.sampled_from(["deepseek_v2", "deepseek_v4", "gpt_oss", "qwen3_moe", "llama"]), st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_taking_a_config_key_away_is_found_at_every_use(name, data):
     text = (DATA / f"{name}.yaml").read_text()
     spec = parse_spec(merge(None, parse_text(text, file="x")), builtin=read_builtin())

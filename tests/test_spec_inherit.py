@@ -78,14 +78,19 @@ def test_mappings_merge_and_definitions_are_replaced_whole(tmp_path):
         config: {required: [c, d], optional: {b: 2, e: 3}}
         let: {"f(j)": j + 1, y: 2}
         index: {i: {count: 3}}
-        formats: {f: [{leaves: {v: [out]}}]}
+        formats: {g: [{leaves: {v: [out]}}]}
         """,
     )
     required = [key.name for key in spec.config.values() if key.default is None]
     assert (required, list(spec.config)) == (["a", "c", "d"], ["a", "c", "d", "b", "e"])
     assert {name: let.parameter for name, let in spec.let.items()} == {"x": None, "f": "j", "y": None}
     assert spec.index["i"].axis is None
-    assert [leaf.name for leaf in spec.formats["f"].alternatives[0].leaves] == ["v"]
+    assert [leaf.name for name in "fg" for leaf in spec.formats[name].alternatives[0].leaves] == ["w", "v"]
+
+
+def test_a_format_of_the_same_name_replaces_the_inherited_one(tmp_path):
+    (alternative,) = load(tmp_path, "formats: {f: [{leaves: {v: [out]}}]}\n").formats["f"].alternatives
+    assert [leaf.name for leaf in alternative.leaves] == ["v"]
 
 
 def test_lists_append(tmp_path):

@@ -57,16 +57,17 @@ class CaseReport:
         counts = {name: getattr(self, name) for name in COUNTS}
         return {"ok": self.ok, "spec": self.spec, **counts, "failures": as_objects(self.failures), "evidence": EVIDENCE}
 
-    def to_text(self) -> str:
-        """Return the report for a person."""
+    @property
+    def summary(self) -> str:
+        """The counts in one line."""
         kinds = {"missed": self.missed, "grabbed": self.grabbed, "misrouted": self.misrouted, "not run": self.not_run}
         counts = [f"{self.passed:,} passed", *(f"{count:,} {kind}" for kind, count in kinds.items() if count)]
-        lines = [
-            *(render_text(each) for each in self.failures),
-            f"{self.spec}: {self.cases:,} case{'s' if self.cases != 1 else ''}, {self.lines:,} line"
-            f"{'s' if self.lines != 1 else ''}: {', '.join(counts)}",
-            f"  evidence: {EVIDENCE}",
-        ]
+        nouns = f"{self.cases:,} case{'s' if self.cases != 1 else ''}, {self.lines:,} line{'s' if self.lines != 1 else ''}"
+        return f"{nouns}: {', '.join(counts)}"
+
+    def to_text(self) -> str:
+        """Return the report for a person."""
+        lines = [*(render_text(each) for each in self.failures), f"{self.spec}: {self.summary}", f"  evidence: {EVIDENCE}"]
         return "\n".join(lines)
 
 

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from mapper import __version__
-from mapper.cli.output import FINDINGS, FINE, INTERNAL, USAGE, Failure, print_failure, print_result, wanted_format
+from mapper.cli.output import FINDINGS, FINE, INTERNAL, USAGE, Failure, Result, print_failure, print_result, wanted_format
 from mapper.cli.parser import Parser, help_text
 from mapper.diagnostics import MapperError, finding
 
 COMMANDS: dict[str, str] = {
-    "lint": "one spec or all: names, patterns, overlaps, and what no rule should leave open",
-    "test": "run the cases that a spec pins about itself",
-    "check": "prove a spec against a checkpoint's headers, for every rank of a layout; no tensor data",
+    "lint": "one spec or all: schema, names, patterns, overlaps, cases, and advice",
+    "test": "run the cases that specs pin about themselves",
+    "check": "prove a spec against a checkpoint's headers for a layout, or on all layouts; no tensor data",
     "plan": "what one rank does: sources, targets, slices and bytes",
     "explain": "one source name, target name or message code: which rule, which ranks, which slice, why, why not",
     "load": "load a checkpoint into a model and report",
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run(words)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of the output has seen enough
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
         return FINE
     return code
 
@@ -59,7 +59,7 @@ def _run(words: list[str]) -> int:
         return print_failure(Failure.internal(error), style)
 
 
-def _result_of(words: list[str]):  # type: ignore[no-untyped-def]
+def _result_of(words: list[str]) -> Result:
     command, *rest = words
     if command not in COMMANDS:
         from mapper.messages.suggest import did_you_mean
@@ -68,7 +68,8 @@ def _result_of(words: list[str]):  # type: ignore[no-untyped-def]
     module = import_module(f"mapper.cli.{command}")
     parser = Parser(command, COMMANDS[command], module.EXAMPLES)
     module.configure(parser)
-    return module.run(parser.parse_args(rest))
+    result: Result = module.run(parser.parse_args(rest))
+    return result
 
 
 def _keep_unprintable(*streams: object) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mapper.checkpoint import Checkpoint, json_text
@@ -12,6 +14,7 @@ from mapper.diagnostics import Diagnostic, MapperError, finding
 from mapper.expressions import Value
 from mapper.layout import Layout
 from mapper.spec import load_spec
+from mapper.spec.configs import bundled_config
 from mapper.spec.model import Spec
 from mapper.yaml_source import resolve
 
@@ -33,7 +36,11 @@ def add_program(parser: argparse.ArgumentParser, *, needs_checkpoint: bool = Tru
     parser.add_argument(
         "--checkpoint", metavar="C", required=needs_checkpoint, help="a folder, an index, a .safetensors file or a manifest"
     )
-    parser.add_argument("--config", metavar="FILE", help="the model's config.json (default: the one beside the checkpoint)")
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="the model's config.json, or the name of a bundled one (default: the one beside the checkpoint)",
+    )
     parser.add_argument("--runtime", metavar="R", help="whose module layout; needed where the spec has several")
     parser.add_argument("--layout", metavar="L", default="", help="such as tp=8,pp=2,dp=2,ep=16 (default: one rank)")
     parser.add_argument("--rank", metavar="N", type=int, help="one rank of the layout")
@@ -46,30 +53,47 @@ def add_program(parser: argparse.ArgumentParser, *, needs_checkpoint: bool = Tru
     parser.add_argument("--mount", metavar="PREFIX", help="the names have this prefix in front, on both sides")
 
 
-def program_of(arguments: argparse.Namespace, *, runtime: str | None = None) -> tuple[Program, Checkpoint | None]:
-    """Return the program that the arguments describe, and the checkpoint if one is named; raises MapperError.
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What programs are compiled from, whatever the layout."""
 
-    `runtime` is chosen where none is named and the spec has it.
-    """
-    layout = Layout.parse(arguments.layout)
+    spec: Spec
+    config: Mapping[str, Any]
+    checkpoint: Checkpoint | None
+    runtime: str
+    options: Mapping[str, Value]
+    skips: Sequence[tuple[str, str]]
+    scope: str | None
+    mount: str | None
+
+    def program(self, layout: Layout, *, rank: int = 0) -> Program:
+        """Return the program on one layout and rank; raises MapperError."""
+        program = compile(
+            self.spec, config=self.config, runtime=self.runtime, layout=layout, rank=rank, options=dict(self.options)
+        )
+        if self.scope:
+            program = program.scoped(self.scope)
+        if self.mount:
+            program = program.mounted(self.mount)
+        return program.with_skips(self.skips, origin=FROM_HERE) if self.skips else program
+
+
+def inputs_of(arguments: argparse.Namespace, *, runtime: str | None = None) -> Inputs:
+    """Return what the arguments name; raises MapperError. `runtime` is chosen where none is named and the spec has it."""
     options = options_of(arguments.option)
     skips = skips_of(arguments.skip, arguments.why)
     checkpoint = Checkpoint.open(arguments.checkpoint) if arguments.checkpoint is not None else None
     config = config_of(arguments.config, checkpoint)
     spec = load_spec(arguments.spec or architecture_of(config, arguments.config or arguments.checkpoint))
-    program = compile(
-        spec,
-        config=config,
-        runtime=arguments.runtime or runtime_of(spec, runtime),
-        layout=layout,
-        rank=arguments.rank or 0,
-        options=options,
-    )
-    if arguments.scope:
-        program = program.scoped(arguments.scope)
-    if arguments.mount:
-        program = program.mounted(arguments.mount)
-    return program.with_skips(skips, origin=FROM_HERE) if skips else program, checkpoint
+    chosen = arguments.runtime or runtime_of(spec, runtime)
+    return Inputs(spec, config, checkpoint, chosen, options, skips, arguments.scope, arguments.mount)
+
+
+def program_of(arguments: argparse.Namespace) -> tuple[Program, Checkpoint | None]:
+    """Return the program that the arguments describe, and the checkpoint if one is named; raises MapperError."""
+    layout = Layout.parse(arguments.layout)
+    inputs = inputs_of(arguments)
+    return inputs.program(layout, rank=arguments.rank or 0), inputs.checkpoint
 
 
 def ranks_of(arguments: argparse.Namespace) -> list[int] | None:
@@ -79,7 +103,7 @@ def ranks_of(arguments: argparse.Namespace) -> list[int] | None:
 
 def runtime_of(spec: Spec, preferred: str | None = None) -> str:
     """Return the spec's only runtime, or the preferred one; raises MapperError M905 where there is a choice."""
-    if preferred in spec.runtimes:
+    if preferred is not None and preferred in spec.runtimes:
         return preferred
     if len(spec.runtimes) != 1:
         known = ", ".join(spec.runtimes) or "none"
@@ -117,7 +141,9 @@ def skips_of(patterns: Sequence[str], whys: Sequence[str]) -> list[tuple[str, st
 
 
 def config_of(path: str | None, checkpoint: Checkpoint | None) -> Mapping[str, Any]:
-    """Return the config in a file, or the checkpoint's own; raises MapperError."""
+    """Return the config in a file, or a bundled one by name, or the checkpoint's own; raises MapperError."""
+    if path is not None and "." not in path and "/" not in path and not os.path.exists(path):
+        return bundled_config(path)
     if path is not None:
         config = read_json(path, what="config")
         if not isinstance(config, dict):

@@ -29,7 +29,7 @@ _USAGE_CODES = frozenset(
         "M110", "M140", "M145",  # a spec that does not exist
         "M305", "M306",  # a runtime or an option that the spec does not have
         "M320", "M321", "M322", "M324", "M325", "M326", "M327", "M328",  # a layout, or a rank of it
-        "M401", "M404",  # a checkpoint that does not exist
+        "M401", "M404", "M803",  # a checkpoint or a config that does not exist
     }
 )  # fmt: skip
 

@@ -40,7 +40,11 @@ def _source_overlaps(families: Sequence[Family]) -> Iterator[Diagnostic]:
             seen.add(pair)
             yield _overlap("M311", first, second, name)
     for family in families:
-        yield from _own_overlap(family)
+        pair = (family.rule.number, family.rule.number)
+        name = _name_of_two_parts(family) if pair not in seen else None
+        if name is not None:
+            seen.add(pair)
+            yield _overlap("M311", family, family, name)
 
 
 def _may_share(first: Family, second: Family) -> bool:
@@ -49,14 +53,11 @@ def _may_share(first: Family, second: Family) -> bool:
     return first.reuses or second.reuses or (is_split and any(axis.selected is not None for axis in first.axes or ()))
 
 
-def _own_overlap(family: Family) -> Iterator[Diagnostic]:
+def _name_of_two_parts(family: Family) -> str | None:
     """Two parts of one target must not come from one tensor, or a part would be written with another's values."""
-    for alternative in family.alternatives:
-        for one, other in combinations(alternative, 2):
-            name = common_name(one.template, other.template)
-            if name is not None:
-                yield _overlap("M311", family, family, name)
-                return
+    pairs = (pair for alternative in family.alternatives for pair in combinations(alternative, 2))
+    names = (common_name(one.template, other.template) for one, other in pairs)
+    return next((name for name in names if name is not None), None)
 
 
 def _target_overlaps(families: Sequence[Family]) -> Iterator[Diagnostic]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from functools import partial
 
 from mapper.diagnostics import Diagnostic, finding
@@ -14,73 +14,78 @@ MAX_SIZES_NAMED = 12
 
 
 def cut_faults(family: Family, mesh: Mesh) -> list[Diagnostic]:
-    """Return M329, M330 and M331 for every axis of the family that this mesh cannot cut."""
-    return [fault for axis in family.axes or () for fault in _axis_faults(family, axis, mesh)]
+    """Return M316, M329, M330 or M331 for every axis of the family that this mesh cannot cut."""
+    return [fault for axis in family.axes or () if (fault := _axis_fault(family, axis, mesh.sizes)) is not None]
 
 
-def _axis_faults(family: Family, axis: Axis, mesh: Mesh) -> list[Diagnostic]:
+def _axis_fault(family: Family, axis: Axis, sizes: Mapping[str, int]) -> Diagnostic | None:
     place, target = family.rule.place, str(family.target)
     fault = partial(finding, place=place, subject=target, target=target, dim=axis.dim)
-    if axis.divisor > 1:
-        for size in axis.parts[:-1]:
-            if size % axis.divisor:
-                return [fault("M331", rows=size, block=axis.divisor)]
+    for size in axis.parts[:-1]:
+        if size % axis.divisor:
+            return fault("M331", rows=size, block=axis.divisor)
     cut = axis.cut
-    if cut is None:
-        return []
-    for part, size in enumerate(axis.parts):
-        name = cut.axes[part]
-        if name is None:
+    for part, name in enumerate(cut.axes if cut is not None else ()):
+        if cut is None or name is None:
             continue
-        units, padded, ranks = cut.units[part], -(-size // cut.pad) * cut.pad, mesh.sizes[name]
+        units, padded = cut.units[part], _padded(axis, cut, part)
         if cut.uneven is None and padded % units:
             problem = f"{axis.dim!r} of {family.target} has {padded} elements, which {units} units do not divide"
-            return [finding("M316", place=place, problem=problem)]
-        share = _share(cut, name, part, padded, ranks)
+            return finding("M316", place=place, problem=problem)
+        share = _share(axis, cut, part, sizes)
         if share is None:
-            works = _working(partial(_is_whole_units, cut, name, part, padded))
-            return [fault("M329", units=units, axis=name, size=ranks, works=works)]
-        if not _whole_blocks(axis, part, padded, share):
-            works = _working(partial(_is_legal, axis, cut, name, part, padded))
-            return [fault("M330", axis=name, size=ranks, rows=share, block=axis.divisor, works=works)]
-    return []
+            hint = _sizes_that_work(axis, cut, sizes, name)
+            return fault("M329", hint=hint, units=units, axis=name, size=sizes[name])
+        if not _is_whole_blocks(axis, cut, part, share):
+            hint = _sizes_that_work(axis, cut, sizes, name)
+            return fault("M330", hint=hint, axis=name, size=sizes[name], rows=share, block=axis.divisor)
+    return None
 
 
-def _share(cut: Cut, name: str, part: int, padded: int, num_ranks: int) -> int | None:
+def _padded(axis: Axis, cut: Cut, part: int) -> int:
+    return -(-axis.parts[part] // cut.pad) * cut.pad
+
+
+def _share(axis: Axis, cut: Cut, part: int, sizes: Mapping[str, int]) -> int | None:
     """Return the elements of one rank, or None where units would be cut.
 
     A part with fewer units than ranks is held by several ranks, whole unit by whole unit, where another part of the
-    same dim has units for every rank: that is how key and value heads are replicated beside query heads. Experts need no
-    equal shares.
+    same dim has units for every rank: that is how key and value heads are replicated beside query heads.
     """
-    units = cut.units[part]
+    name = cut.axes[part]
+    assert name is not None, "a part that is not cut has no share"
+    units, padded, num_ranks = cut.units[part], _padded(axis, cut, part), sizes[name]
     if cut.uneven is not None:
         return -(-units // num_ranks) * -(-padded // units)
-    if name == "ep" and units == padded:
+    if name == "ep" and units == padded:  # experts need no equal shares
         return 1
     if units % num_ranks == 0:
         return padded // num_ranks
-    if num_ranks % units == 0 and max(cut.units) % num_ranks == 0:
+    beside = [others for others, other in zip(cut.units, cut.axes, strict=True) if other == name]
+    if num_ranks % units == 0 and any(others % num_ranks == 0 for others in beside):
         return padded // units
     return None
 
 
-def _is_whole_units(cut: Cut, name: str, part: int, padded: int, num_ranks: int) -> bool:
-    return _share(cut, name, part, padded, num_ranks) is not None
-
-
-def _is_legal(axis: Axis, cut: Cut, name: str, part: int, padded: int, num_ranks: int) -> bool:
-    share = _share(cut, name, part, padded, num_ranks)
-    return share is not None and _whole_blocks(axis, part, padded, share)
-
-
-def _whole_blocks(axis: Axis, part: int, padded: int, share: int) -> bool:
+def _is_whole_blocks(axis: Axis, cut: Cut, part: int, share: int) -> bool:
     """Whether a share ends on a block, or is the whole last part, whose last block may be short."""
-    is_whole_last = share >= padded and part == len(axis.parts) - 1
+    is_whole_last = share >= _padded(axis, cut, part) and part == len(axis.parts) - 1
     return share % axis.divisor == 0 or is_whole_last
 
 
-def _working(is_legal: Callable[[int], bool]) -> str:
-    sizes = [str(size) for size in range(1, MAX_SIZES_TRIED + 1) if is_legal(size)]
-    shown = ", ".join(sizes[:MAX_SIZES_NAMED])
-    return shown + (", ..." if len(sizes) > MAX_SIZES_NAMED else "") if sizes else "none"
+def _is_legal(axis: Axis, cut: Cut, sizes: Mapping[str, int]) -> bool:
+    """Whether no part of the axis has a cut unit or block."""
+    for part, name in enumerate(cut.axes):
+        if name is not None:
+            is_cut = cut.uneven is None and _padded(axis, cut, part) % cut.units[part]
+            share = None if is_cut else _share(axis, cut, part, sizes)
+            if share is None or not _is_whole_blocks(axis, cut, part, share):
+                return False
+    return True
+
+
+def _sizes_that_work(axis: Axis, cut: Cut, sizes: Mapping[str, int], name: str) -> str:
+    """Return the sizes of the mesh axis `name` that every part of the axis can be cut by."""
+    works = [str(size) for size in range(1, MAX_SIZES_TRIED + 1) if _is_legal(axis, cut, {**sizes, name: size})]
+    shown = ", ".join([*works[:MAX_SIZES_NAMED], *(["..."] if len(works) > MAX_SIZES_NAMED else [])])
+    return f"sizes of {name} that work: {shown or 'none'}"

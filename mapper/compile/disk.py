@@ -38,7 +38,7 @@ def disk_layout(axes: tuple[Axis, ...], stored: tuple[StoredAxis, ...], part: in
         raise MapperError([finding("M316", place=place, problem=f"the axes on disk lack the dim {missing[0]!r}")])
     for axis, divisor in zip(axes, divisors, strict=True):
         if divisor % axis.divisor:
-            problem = f"{axis.dim!r} has one element per {divisor} on disk and one per {axis.divisor} in the target; a grid is never made coarser"
+            problem = f"{axis.dim!r} has one element per {divisor} on disk and one per {axis.divisor} in the target: too coarse"
             raise MapperError([finding("M316", place=place, problem=problem)])
     return DiskLayout(tuple(shape), tuple(viewed), tuple(order[position] for position in range(len(axes))), tuple(divisors))
 
@@ -58,7 +58,10 @@ def _append_fixed(
     place: Place,
 ) -> None:
     """Take an axis of fixed size: it stands alone where the target has it too, else it belongs to the dim before it."""
-    own = next((position for position, axis in enumerate(axes) if not axis.dim and axis.parts == (size,) and position not in order), None)
+    own = next(
+        (position for position, axis in enumerate(axes) if not axis.dim and axis.parts == (size,) and position not in order),
+        None,
+    )
     if own is not None:
         order[own] = len(viewed)
         viewed.append(size)
@@ -66,7 +69,9 @@ def _append_fixed(
         return
     before = next((position for position, at in order.items() if at == len(viewed) - 1), None)
     if before is None or divisors[before] % size:
-        raise MapperError([finding("M316", place=place, problem=f"the axis of {size} on disk has no dim before it that it divides")])
+        raise MapperError(
+            [finding("M316", place=place, problem=f"the axis of {size} on disk has no dim before it that it divides")]
+        )
     divisors[before] //= size
     viewed[-1] *= size
     shape.append(size)
@@ -76,7 +81,9 @@ def _position(axes: tuple[Axis, ...], dim: str, order: dict[int, int], place: Pl
     for position, axis in enumerate(axes):
         if axis.dim == dim and position not in order:
             return position
-    raise MapperError([finding("M316", place=place, problem=f"the axes on disk name the dim {dim!r}, which the target does not have")])
+    raise MapperError(
+        [finding("M316", place=place, problem=f"the axes on disk name the dim {dim!r}, which the target does not have")]
+    )
 
 
 def _stored_size(axis: Axis, divisor: int, part: int | None) -> int:

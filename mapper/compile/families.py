@@ -49,7 +49,9 @@ def families_of(rules: list[FlatRule], context: Context) -> tuple[Family, ...]:
     return appended([replace(family, number=number) for number, family in enumerate(families)])
 
 
-def bound(pattern: Pattern, names: Names, domains: Domains, place: Place | None, extra: Mapping[str, str] | None = None) -> Template:
+def bound(
+    pattern: Pattern, names: Names, domains: Domains, place: Place | None, extra: Mapping[str, str] | None = None
+) -> Template:
     """Return the template of a pattern, its placeholders evaluated with `names`; `extra` gives texts such as the leaf's."""
     constants: Bindings = dict(extra or {})
 
@@ -124,7 +126,8 @@ def _of_sizes(flat: FlatRule, context: Context, sizes: Sizes, domains: Domains) 
         target = bound(flat.target, flat.names, domains, rule.place)
         tie = bound(rule.tie, flat.names, domains, rule.place)
         yield Family(
-            0, info, "", target, domains, context.placed, None, None, None, (), None, sizes.stage, rule.optional, False, False, tie,
+            0, info, "", target, domains, context.placed, None, None, None, (), None, sizes.stage, rule.optional,
+            skips_others=False, reuses=False, tie=tie,
         )  # fmt: skip
         return
     stack, stack_dim = rule.stack[0] if rule.stack else (None, None)
@@ -179,16 +182,18 @@ def _source(
         problem = f"the format of {source.pattern.text!r} has no leaf {leaf.name!r}, which the rule's first source has"
         raise MapperError([finding("M316", place=source.place, problem=problem)])
     if [axis.dim for axis in own.axes or ()] != [axis.dim for axis in leaf.axes or ()]:
-        problem = f"the format of {source.pattern.text!r} has other axes for the leaf {leaf.name!r} than the rule's first source"
+        problem = (
+            f"the format of {source.pattern.text!r} has other axes for the leaf {leaf.name!r} than the rule's first source"
+        )
         raise MapperError([finding("M316", place=source.place, problem=problem)])
     if own.conversion != leaf.conversion:
-        problem = f"the format of {source.pattern.text!r} gives the leaf {leaf.name!r} another dtype than the rule's first source"
+        problem = (
+            f"the format of {source.pattern.text!r} gives the leaf {leaf.name!r} another dtype than the rule's first source"
+        )
         raise MapperError([finding("M316", place=source.place, problem=problem)])
     num_parts = max((len(axis.parts) for axis in leaf.axes or ()), default=1)
     if len(sources) not in (1, num_parts):
-        problem = (
-            f"the rule has {len(sources)} sources and {num_parts} parts, expected one source for each part, or one in all"
-        )
+        problem = f"the rule has {len(sources)} sources and {num_parts} parts, expected one source for each part, or one in all"
         raise MapperError([finding("M316", place=rule.place, problem=problem)])
     if leaf.axes is None and len(sources) > 1:
         problem = "a rule with several sources needs `dims` with a size for each"

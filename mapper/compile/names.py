@@ -6,14 +6,15 @@ from collections.abc import Iterable, Mapping
 
 from mapper.diagnostics import MapperError, Place, finding
 from mapper.expressions import Expression, ExpressionError, Value
-from mapper.pattern import Bindings, IndexValue
+from mapper.pattern import Bindings
 from mapper.spec.model import Let, Spec
-
-MAX_DEPTH = 50
 
 
 class Names:
-    """A level of names: constants and lets, on top of the level around it. Results are kept, since rules repeat."""
+    """A level of names: constants and lets, on top of the level around it. Results are kept, since rules repeat.
+
+    A let hides what lies around it; a function's parameter is known in its own expression only, as in Python.
+    """
 
     def __init__(
         self,
@@ -28,7 +29,7 @@ class Names:
         self.parent = parent
         self.indices: frozenset[str] = parent.indices if parent else frozenset(indices)
         self._values: dict[tuple[object, ...], Value] = {}
-        self._dependence: dict[str, tuple[str, ...]] = {}
+        self._free: dict[str, tuple[str, ...]] = {}
 
     def below(self, lets: Mapping[str, Let]) -> Names:
         """Return a level with `lets` on top of this one."""
@@ -41,37 +42,43 @@ class Names:
         if unbound is not None:
             problem = f"{expression.text!r} needs the index {unbound!r}, which the patterns here do not have"
             raise MapperError([finding("M303", place=place, problem=problem)])
-        key = (expression.text, *[bindings[index] for index in relevant])
-        if key not in self._values:
-            try:
-                self._values[key] = expression.evaluate(_View(self, bindings, 0))
-            except ExpressionError as error:
-                raise MapperError([finding("M303", place=place, problem=error.message)]) from error
-        return self._values[key]
+        try:
+            return self._value_of(expression, bindings, ())
+        except ExpressionError as error:
+            raise MapperError([finding("M303", place=place, problem=error.message)]) from error
 
     def dependence(self, expression: Expression) -> tuple[str, ...]:
         """Return the indices that the expression's value depends on, lets and functions included, in sorted order."""
-        known = self._dependence.get(expression.text)
+        return tuple(name for name in self._free_names(expression) if name in self.indices)
+
+    def _value_of(self, expression: Expression, bindings: Bindings, active: Active) -> Value:
+        key = (expression.text, *[bindings.get(name) for name in self._free_names(expression)])
+        if key not in self._values:
+            self._values[key] = expression.evaluate(_View(self, bindings, active))
+        return self._values[key]
+
+    def _free_names(self, expression: Expression) -> tuple[str, ...]:
+        """Return the names whose values come from the bindings: indices, the leaf, and what nobody knows."""
+        known = self._free.get(expression.text)
         if known is None:
-            known = self._dependence[expression.text] = tuple(sorted(self._dependence_of(expression, 0)))
+            known = self._free[expression.text] = tuple(sorted(self._find_free_names(expression)))
         return known
 
-    def _dependence_of(self, expression: Expression, depth: int) -> frozenset[str]:
-        if depth > MAX_DEPTH:
-            return frozenset()
+    def _find_free_names(self, expression: Expression) -> set[str]:
         found: set[str] = set()
-        for name in expression.names:
-            owner = self._owner(name)
-            if owner is not None:
-                found |= owner._dependence_of(owner.lets[name].expression, depth + 1)
-            elif name in self.indices and not self._is_constant(name):
-                found.add(name)
-        for name in expression.calls:
-            owner = self._owner(name)
-            if owner is not None:
-                let = owner.lets[name]
-                found |= owner._dependence_of(let.expression, depth + 1) - {let.parameter or ""}
-        return frozenset(found)
+        seen: set[tuple[int, str]] = set()
+        waiting: list[tuple[Names, Expression, str | None]] = [(self, expression, None)]
+        while waiting:
+            level, inner, parameter = waiting.pop()
+            for name in (inner.names - {parameter}) | inner.calls:
+                owner = level._owner(name)
+                if owner is None:
+                    if name in inner.names and not self._is_constant(name):
+                        found.add(name)
+                elif (id(owner), name) not in seen:
+                    seen.add((id(owner), name))
+                    waiting.append((owner, owner.lets[name].expression, owner.lets[name].parameter))
+        return found
 
     def _owner(self, name: str) -> Names | None:
         if name in self.lets:
@@ -84,48 +91,62 @@ class Names:
     def _constant(self, name: str) -> Value:
         if name in self.constants:
             return self.constants[name]
-        if self.parent is None:
-            raise ExpressionError(f"{name!r} is not known here")
+        assert self.parent is not None, f"{name!r} is no constant"
         return self.parent._constant(name)
 
 
+Active = tuple[tuple[int, str], ...]
+"""The lets that are being evaluated, each by its level and name."""
+
+
 class _View:
-    """Names as one evaluation sees them: with index values bound."""
+    """Names as one evaluation sees them: with index values bound, inside a function also its argument."""
 
-    __slots__ = ("bindings", "depth", "names")
+    __slots__ = ("active", "argument", "bindings", "names", "parameter")
 
-    def __init__(self, names: Names, bindings: Mapping[str, Value], depth: int) -> None:
+    def __init__(
+        self, names: Names, bindings: Bindings, active: Active, parameter: str | None = None, argument: Value = None
+    ) -> None:
         self.names = names
         self.bindings = bindings
-        self.depth = depth
+        self.active = active
+        self.parameter = parameter
+        self.argument = argument
 
     def value(self, name: str) -> Value:
+        if name == self.parameter:
+            return self.argument
+        owner = self.names._owner(name)
+        if owner is not None:
+            let = owner.lets[name]
+            if let.parameter is not None:
+                raise ExpressionError(f"{name!r} takes an argument")
+            return owner._value_of(let.expression, self.bindings, self._inside(owner, name))
+        if self.names._is_constant(name):
+            return self.names._constant(name)
         if name in self.bindings:
             return self.bindings[name]
-        owner = self.names._owner(name)
-        if owner is None:
-            return self.names._constant(name)
-        let = owner.lets[name]
-        if let.parameter is not None:
-            raise ExpressionError(f"{name!r} takes an argument")
-        return let.expression.evaluate(_View(owner, self.bindings, self._deeper(name)))
+        raise ExpressionError(f"{name!r} is not known here")
 
     def call(self, name: str, argument: Value) -> Value:
         owner = self.names._owner(name)
         if owner is None or owner.lets[name].parameter is None:
             raise ExpressionError(f"{name!r} is no function")
         let = owner.lets[name]
-        bindings = {**self.bindings, str(let.parameter): argument}
-        return let.expression.evaluate(_View(owner, bindings, self._deeper(name)))
+        view = _View(owner, self.bindings, self._inside(owner, name), let.parameter, argument)
+        return let.expression.evaluate(view)
 
-    def _deeper(self, name: str) -> int:
-        if self.depth >= MAX_DEPTH:
+    def _inside(self, owner: Names, name: str) -> Active:
+        if (id(owner), name) in self.active:
             raise ExpressionError(f"{name!r} is defined by itself")
-        return self.depth + 1
+        return (*self.active, (id(owner), name))
 
 
 def config_values(spec: Spec, config: Mapping[str, object]) -> dict[str, Value]:
-    """Return the value of every config key that the spec names; raises MapperError M301 for those that are missing."""
+    """Return the value of every config key that the spec names; raises MapperError M301 for those that are missing.
+
+    A default may use any other key, whether or not that one has its default too.
+    """
     values: dict[str, Value] = {}
     missing = []
     deferred = []
@@ -134,15 +155,13 @@ def config_values(spec: Spec, config: Mapping[str, object]) -> dict[str, Value]:
         if found and (value is not None or key.default is None):
             values[key.name] = value
         elif key.default is not None:
-            deferred.append(key)
+            deferred.append((key, key.default))
         else:
             missing.append(finding("M301", place=key.place, subject=key.path, key=key.path, spec=spec.id))
     if missing:
         raise MapperError(missing)
-    for key in deferred:
-        assert key.default is not None
-        values[key.name] = Names(values, {}).evaluate(key.default, {}, key.place)
-    return values
+    defaults = Names(values, {key.name: Let(key.name, None, default, key.place) for key, default in deferred})
+    return {**values, **{key.name: defaults.evaluate(default, {}, key.place) for key, default in deferred}}
 
 
 def quantization_facts(config: Mapping[str, object]) -> dict[str, Value]:
@@ -173,8 +192,3 @@ def _look_up(config: Mapping[str, object], path: str) -> tuple[bool, object]:
         else:
             return True, value
     return False, None
-
-
-def as_index_values(values: Iterable[object]) -> tuple[IndexValue, ...]:
-    """Return `values` as index values; only integers and words are let through by the schema."""
-    return tuple(value for value in values if isinstance(value, int | str))

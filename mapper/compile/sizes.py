@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import lcm
-from typing import Literal, TypeVar, cast
+from typing import TypeVar, cast
 
 from mapper.compile.expand import FlatRule
 from mapper.compile.names import Names
@@ -84,7 +84,9 @@ def expressions(flat: FlatRule, formats: Formats) -> Iterator[tuple[Names, Expre
                 yield formats.names, alternative.when
             for leaf in alternative.leaves:
                 divisors = (axis.divisor for axis in (*leaf.dims, *(leaf.stored or ())))
-                yield from ((formats.names, each) for each in (*divisors, leaf.dtype, leaf.cast, leaf.bitcast) if each is not None)
+                yield from (
+                    (formats.names, each) for each in (*divisors, leaf.dtype, leaf.cast, leaf.bitcast) if each is not None
+                )
 
 
 def sizes_at(flat: FlatRule, formats: Formats, bindings: Bindings) -> Sizes:

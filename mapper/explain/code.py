@@ -36,7 +36,7 @@ def explain_code(code: str) -> CodeExplanation:
     message = CATALOGUE.get(code)
     if message is None:
         hint = did_you_mean(code, CATALOGUE)
-        raise MapperError([finding("M915", subject=code, hint=hint, code=code, first=min(CATALOGUE), last=max(CATALOGUE))])
+        raise MapperError([finding("M915", subject=code, hint=hint, name=code, first=min(CATALOGUE), last=max(CATALOGUE))])
     return CodeExplanation(code, _shown(message.template), _shown(message.why), _shown(message.fix))
 
 

@@ -13,7 +13,7 @@ from mapper.compile.families import LEAF, bound
 from mapper.diagnostics import MapperError, Place
 from mapper.folding import fold, runs
 from mapper.pattern import IndexValue, Segment, Template
-from mapper.spec.model import Format
+from mapper.spec.model import Format, PlacedExpression
 
 Side = Literal["source", "target", "skip"]
 
@@ -231,8 +231,11 @@ def _reason(part: str, segment: Segment, candidate: _Candidate, program: Program
     (index, *more) = segment.indices
     if more or int(part) not in program.domains[index]:
         return ""
-    texts = [each for each in candidate.conditions if index in each.names.dependence(each.expression)]
-    return f", where {' and '.join(f'`{each.expression.text}`' for each in texts)} holds ({texts[0].place})" if texts else ""
+    about = [each for each in candidate.conditions if index in each.names.dependence(each.expression)]
+    if not about:
+        return ""
+    texts = " and ".join(f"`{each.expression.text}`" for each in about)
+    return f", where {texts} holds ({_place(about[0])})"
 
 
 def _spell(segment: Segment) -> str:
@@ -251,5 +254,11 @@ def _is_false(condition: Condition, bindings: Mapping[str, IndexValue]) -> bool:
 
 
 def _unmet(condition: Condition) -> Difference:
-    why = f"the rule does not hold here: `when: {condition.expression.text}` ({condition.place})"
+    why = f"the rule does not hold here: `when: {condition.expression.text}` ({_place(condition)})"
     return Difference(None, None, why)
+
+
+def _place(condition: Condition) -> Place:
+    """Return where the condition itself is written; its group may start lines above."""
+    expression = condition.expression
+    return expression.place if isinstance(expression, PlacedExpression) else condition.place

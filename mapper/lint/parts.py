@@ -27,7 +27,7 @@ def unpinned_parts(attempts: Attempts, results: list[CaseResult]) -> Iterator[Di
         if parts:
             rule = families[0].rule
             hint = "\n".join(["add under `cases`:", *case_lines(attempt, program, number, parts)])
-            listed = " and ".join(map(str, parts))
+            listed = f"part{'s' if len(parts) > 1 else ''} {' and '.join(map(str, parts))}"
             yield finding(
                 "M810", place=rule.place, subject=rule.text, hint=hint, severity="warning",
                 parts=listed, rule=rule.text, runtime=runtime,

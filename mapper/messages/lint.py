@@ -25,7 +25,7 @@ MESSAGES: dict[str, Message] = {
         "Correct the name, add `configs/NAME.json`, or write the keys of the config in place of its name.",
     ),
     "M810": Message(
-        "parts {parts} of the rule for {rule!r} have equal size, and no case of the runtime {runtime!r} pins where each goes",
+        "no case of the runtime {runtime!r} pins {parts} of the rule for {rule!r}, which has parts of equal size",
         "Two parts of equal size in the wrong order change no name and no shape, so no structural check sees it. Only bytes, "
         "or a case that pins each part's box, do.",
         "Compare with the module's own forward, then add the case of the hint; it holds what the rule does now.",

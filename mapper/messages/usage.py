@@ -74,7 +74,7 @@ MESSAGES: dict[str, Message] = {
         "Install it: `pip install mapper-weights[{extra}]`.",
     ),
     "M915": Message(
-        "there is no message {code!r}; codes run from {first} to {last}",
+        "there is no message {name!r}; codes run from {first} to {last}",
         "Every message has a code of M and three digits.",
         "Copy the code from the output; `mapper explain` explains one code, or one name.",
     ),

@@ -110,9 +110,7 @@ def padding_of(family: Family, shape: LocalShape) -> Iterator[tuple[Box, float]]
             yield from ((_in_slot(family, shape, box, slot), value) for slot in range(len(shape.slots)))
 
 
-def coverage_findings(
-    family: Family, shape: LocalShape, filled: list[tuple[Piece, ...]], rank: int
-) -> Iterator[Diagnostic]:
+def coverage_findings(family: Family, shape: LocalShape, filled: list[tuple[Piece, ...]], rank: int) -> Iterator[Diagnostic]:
     """Yield what keeps the boxes of all sources and the padding from tiling the inner shape exactly once."""
     place, target = family.rule.place, str(family.target)
     boxes = [*(piece.target for source in filled for piece in source), *(box for box, _ in shape.padding)]

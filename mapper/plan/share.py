@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import get_args
 
 from mapper.layout import Mesh, Stage, expert_slots, on_stage, stage_layers
 from mapper.pattern import IndexValue
@@ -35,7 +36,11 @@ class Share:
 
     def holds(self, stage: Stage) -> bool:
         """Return whether what is marked `stage` lives on this rank."""
-        return on_stage(stage, self.mesh.layout, self.rank)
+        return self._stages[stage]
+
+    @cached_property
+    def _stages(self) -> dict[Stage, bool]:
+        return {stage: on_stage(stage, self.mesh.layout, self.rank) for stage in get_args(Stage)}
 
     def slots(self, index: str) -> tuple[IndexValue, ...]:
         """Return the values of an index that live here, in slot order; all of them where no axis owns the index."""

@@ -8,10 +8,10 @@ from typing import Literal
 
 from mapper.checkpoint import Checkpoint
 from mapper.compile import Program
-from mapper.diagnostics import Diagnostic, as_objects, finding, render_text
+from mapper.diagnostics import Diagnostic, as_objects, finding, fold_findings, render_text
 from mapper.plan.geometry import Piece
 from mapper.plan.matching import Matching
-from mapper.plan.plan import Plan
+from mapper.plan.plan import Plan, target_names
 from mapper.plan.targets import DeclaredTarget, fit
 from mapper.regions import spell, uncovered, whole
 
@@ -40,6 +40,16 @@ class TargetCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class SkipCount:
+    """A skip in force: its name, why it is there, where it is written (None: on the command line), how much it matched."""
+
+    rule: str
+    why: str
+    place: str | None
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class CheckReport:
     """What a check has found. `bytes_per_rank` are the parameters' bytes, in rank order."""
 
@@ -54,6 +64,7 @@ class CheckReport:
     targets_declared_by: Literal["spec", "model"]
     bytes_per_rank: tuple[int, ...]
     findings: tuple[Diagnostic, ...] = field(default=())
+    skips: tuple[SkipCount, ...] = field(default=())
 
     def to_json(self) -> dict[str, object]:
         """Return the report as an object for JSON."""
@@ -62,6 +73,7 @@ class CheckReport:
             **plain,
             "sources": asdict(self.sources),
             "skipped_by": dict(self.skipped_by),
+            "skips": [asdict(each) for each in self.skips],
             "targets": asdict(self.targets),
             "targets_declared_by": self.targets_declared_by,
             "bytes_per_rank": list(self.bytes_per_rank),
@@ -74,7 +86,7 @@ class CheckReport:
         sources, targets = self.sources, self.targets
         declared = "the spec" if self.targets_declared_by == "spec" else "the model"
         lines = [
-            *(render_text(each) for each in self.findings),
+            *(render_text(each) for each in fold_findings(self.findings)),
             f"{self.spec} {self.runtime} on {self.layout}: {self.ranks} rank{'s' if self.ranks != 1 else ''}",
             f"  sources  {sources.total:,}: {sources.loaded:,} loaded, "
             + (f"{sources.elsewhere:,} elsewhere, " if sources.elsewhere else "")
@@ -105,21 +117,26 @@ def check(
     if targets is not None and len(targets) not in (1, program.layout.num_ranks):
         findings[finding("M534", found=len(targets), expected=program.layout.num_ranks)] = None
         targets = None
+    covers_all = sorted(chosen) == list(range(program.layout.num_ranks))
+    loaded: set[str] = set()
     tally = _Tally(matching)
     for rank in chosen:
         plan = program.at_rank(rank).assemble(matching, checkpoint.tensors)
         findings.update(dict.fromkeys(plan.findings))
-        tally.add(plan)
+        unfit: set[str] = set()
         if targets is not None:
             fitted = fit(plan, targets[0] if len(targets) == 1 else targets[rank])
             findings.update(dict.fromkeys(fitted.findings))
+            unfit = {each.subject for each in fitted.findings}
             tally.kept += len(fitted.kept)
-    covers_all = ranks is None or sorted(chosen) == list(range(program.layout.num_ranks))
+        tally.add(plan, unfit)
+        if not covers_all:
+            loaded.update(step.source for step in plan.steps())
     if covers_all:
         findings.update(dict.fromkeys(tally.unread()))
-    loaded = matching.num_claimed if covers_all else tally.loaded
+    num_loaded = matching.num_claimed if covers_all else len(loaded)
     sources = SourceCounts(
-        matching.num_sources, loaded, matching.num_claimed - loaded, len(matching.skipped), len(matching.unknown)
+        matching.num_sources, num_loaded, matching.num_claimed - num_loaded, len(matching.skipped), len(matching.unknown)
     )
     counts = TargetCounts(tally.total + tally.kept, tally.total - tally.incomplete, tally.kept, tally.incomplete)
     return CheckReport(
@@ -134,6 +151,10 @@ def check(
         targets_declared_by="spec" if targets is None else "model",
         bytes_per_rank=tuple(tally.bytes),
         findings=tuple(findings),
+        skips=tuple(
+            SkipCount(each.text, each.why, str(each.place) if each.place else None, matching.skipped_by.get(each.text, 0))
+            for each in program.skips
+        ),
     )
 
 
@@ -142,19 +163,24 @@ class _Tally:
 
     def __init__(self, matching: Matching) -> None:
         self.matching = matching
-        self.total = self.incomplete = self.kept = self.loaded = 0
+        self.total = self.incomplete = self.kept = 0
         self.bytes: list[int] = []
         self._read: dict[tuple[int, int], set[Piece]] = {}
 
-    def add(self, plan: Plan) -> None:
-        self.total += len(plan.targets)
-        self.bytes.append(plan.num_bytes)
-        self.loaded = max(self.loaded, plan.num_loaded)
+    def add(self, plan: Plan, unfit: set[str]) -> None:
+        """Count one rank; `unfit` are the targets and parameters for which plan and model disagree."""
+        lacking = set(unfit)
         for local in plan.families:
             incomplete = local.matched.incomplete
-            self.incomplete += sum(each in incomplete for each in local.combinations) if incomplete else 0
+            if incomplete:
+                held = zip(target_names(local), local.combinations, strict=True)
+                lacking.update(name for name, combination in held if combination in incomplete)
             for position, pieces in enumerate(local.pieces):
                 self._read.setdefault((local.matched.family.number, position), set()).update(pieces)
+        lacking.update(target.name for target in plan.targets.values() if target.tied_to in lacking)
+        self.total += len(plan.targets.keys() | lacking)
+        self.incomplete += len(lacking)
+        self.bytes.append(plan.num_bytes)
 
     def unread(self) -> Iterable[Diagnostic]:
         """Yield the parts of sources that no rank reads, though a rule claims them."""

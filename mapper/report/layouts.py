@@ -171,4 +171,6 @@ def _unread(
     for index in family.placed.keys() & family.domains.keys():
         lost = [value for value in family.domains[index] if value not in held.get((position, index), ())]
         if lost:
-            yield finding("M536", place=family.rule.place, subject=str(family.target), target=str(family.target), index=index, lost=lost)
+            yield finding(
+                "M536", place=family.rule.place, subject=str(family.target), target=str(family.target), index=index, lost=lost
+            )

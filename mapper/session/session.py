@@ -86,7 +86,9 @@ class UpdateSession:
             return
         header = _header(name, tensor)
         if not superseded:
-            claims = [claim for claim in resolution.claims if is_here(claim, self._program.share)]
+            claims = resolution.claims
+            if len(claims) > 1:
+                claims = tuple(claim for claim in claims if is_here(claim, self._program.share))
             findings = [fault for claim in claims for fault in self._faults(claim, name, header)]
             if findings:
                 raise MapperError(findings)

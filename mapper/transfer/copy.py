@@ -49,7 +49,8 @@ def _copy(view: torch.Tensor, source: torch.Tensor) -> None:
     for dim in reversed(range(view.dim())):
         size, given = view.shape[dim], source.shape[dim]
         if size != given:
-            assert given and size % given == 0, f"{tuple(view.shape)} from {tuple(source.shape)}"
+            assert given, f"nothing of {tuple(source.shape)} fills {tuple(view.shape)}"
+            assert size % given == 0, f"{tuple(view.shape)} from {tuple(source.shape)}"
             view = view.view(*view.shape[:dim], given, size // given, *view.shape[dim + 1 :])
             source = source.unsqueeze(dim + 1)
     view.copy_(source)

@@ -13,6 +13,8 @@ UNSIGNED: dict[int, type[np.unsignedinteger[Any]]] = {1: np.uint8, 2: np.uint16,
 
 def bits_of(tensor: torch.Tensor) -> Bits:
     """Return the bits of every element, in the tensor's shape."""
+    if tensor.numel() == 0:
+        return np.zeros(tuple(tensor.shape), dtype=UNSIGNED[tensor.dtype.itemsize])
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     raw = flat.view(torch.uint8).numpy()
     return raw.view(UNSIGNED[tensor.dtype.itemsize]).reshape(tuple(tensor.shape)).copy()
@@ -20,6 +22,8 @@ def bits_of(tensor: torch.Tensor) -> Bits:
 
 def tensor_of(bits: Bits, dtype: torch.dtype) -> torch.Tensor:
     """Return the tensor whose elements have these bits."""
+    if bits.size == 0:
+        return torch.empty(bits.shape, dtype=dtype)
     raw = np.ascontiguousarray(bits).reshape(-1).view(np.uint8).copy()
     return torch.from_numpy(raw).view(dtype).reshape(bits.shape)
 

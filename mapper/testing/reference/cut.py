@@ -36,7 +36,10 @@ def shares(shard: Shard, sizes: Sequence[int], block: int, world: World, scope: 
             units = integer((shard.units[part] if len(shard.units) > 1 else shard.units[0]).text, scope)
         share = Share(0, size, size)
         if axis is not None:
-            share = _share(size, units, len(shard.units) > 1, shard.uneven, block, world.axes[axis], world.coordinate(axis))
+            ranks = world.axes[axis]
+            listed = [integer(each.text, scope) for each in shard.units] if len(shard.units) > 1 else []
+            repeats = any(each % ranks == 0 for each in listed)
+            share = _share(size, units, repeats, shard.uneven, block, ranks, world.coordinate(axis))
         if shard.pad_rank is not None:
             multiple = integer(shard.pad_rank.text, scope)
             share = Share(share.start, share.stop, math.ceil(share.padded / multiple) * multiple)
@@ -44,9 +47,8 @@ def shares(shard: Shard, sizes: Sequence[int], block: int, world: World, scope: 
     return found
 
 
-def _share(
-    size: int, units: int | None, is_listed: bool, uneven: str | None, block: int, num_ranks: int, place: int
-) -> Share:
+def _share(size: int, units: int | None, repeats: bool, uneven: str | None, block: int, num_ranks: int, place: int) -> Share:
+    """Return a rank's share of a part. `repeats`: another part of the dim has units for all ranks, so few units repeat."""
     if uneven is not None:
         rows = block if units is None else size // units
         whole = math.ceil(math.ceil(size / rows) / num_ranks) * rows
@@ -56,7 +58,7 @@ def _share(
     if units == 0 or size % units:
         raise IllegalLayout(f"{size} elements are not {units} equal units")
     rows = size // units
-    if is_listed and units < num_ranks and num_ranks % units == 0:
+    if repeats and units < num_ranks and num_ranks % units == 0:
         unit = place // (num_ranks // units)  # a unit lives on several ranks in a row
         return Share(unit * rows, (unit + 1) * rows, rows)
     if units % num_ranks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -83,12 +84,10 @@ def _value(node: ast.expr, scope: Scope) -> object:
         case ast.BinOp(left=left, op=op, right=right):
             return _arithmetic(op, _number(left, scope), _number(right, scope))
         case ast.Compare(left=left, ops=ops, comparators=comparators):
-            operands = [_value(each, scope) for each in (left, *comparators)]
-            return all(_compare(op, a, b) for op, a, b in zip(ops, operands, operands[1:], strict=False))
-        case ast.Subscript(value=value, slice=place):
-            container = _value(value, scope)
-            assert isinstance(container, list | dict | str)
-            return container[_value(place, scope)]  # type: ignore[index]
+            compared = [_value(each, scope) for each in (left, *comparators)]
+            return all(_compare(op, a, b) for op, a, b in zip(ops, compared, compared[1:], strict=False))
+        case ast.Subscript(value=container, slice=place):
+            return operator.getitem(_value(container, scope), _value(place, scope))  # type: ignore[call-overload]
         case ast.Call(func=ast.Name(id=name), args=arguments):
             return _call(name, [_value(each, scope) for each in arguments], scope)
     raise NotImplementedError(f"the expression {ast.unparse(node)!r}")
@@ -135,10 +134,10 @@ def _compare(op: ast.cmpop, a: object, b: object) -> bool:
             return a != b
         case ast.In():
             assert isinstance(b, list | str)
-            return a in b  # type: ignore[operator]
+            return a in b
         case ast.NotIn():
             assert isinstance(b, list | str)
-            return a not in b  # type: ignore[operator]
+            return a not in b
     assert isinstance(a, int | float), f"{a!r} is no number"
     assert isinstance(b, int | float), f"{b!r} is no number"
     match op:

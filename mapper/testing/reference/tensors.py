@@ -32,13 +32,16 @@ class Values:
     def read(self, name: str, flat: FlatRule, leaf: Leaf | None, scope: Scope) -> Bits:
         return bits_of(converted(self.tensors[name], flat, leaf, scope))
 
-    def dequantized(self, names: Sequence[str], leaf: Leaf, scope: Scope, sizes: Sizes) -> tuple[Bits, list[Line]]:
+    def dequantized(
+        self, names: Sequence[str], leaf: Leaf, leading: Sequence[Line], scope: Scope, sizes: Sizes
+    ) -> tuple[Bits, list[Line]]:
         assert leaf.dequantize is not None
         assert leaf.cast is not None
-        logical, lines = [], []
+        logical: list[torch.Tensor] = []
+        lines: list[Line] = []
         for name, half in zip(names, leaf.dequantize, strict=True):
             tensor = self.tensors[name]
-            bits, lines = one_axis_per_dim(bits_of(tensor), lines_of(half.dims, scope), sizes, {})
+            bits, lines = one_axis_per_dim(bits_of(tensor), [*leading, *lines_of(half.dims, scope)], sizes, {})
             whole = [Line(line.dim, 1, ()) for line in lines]
             if not logical and tensor.dtype == torch.uint8:
                 numbers = _unpacked(bits)
@@ -66,9 +69,11 @@ class Labels:
     def read(self, name: str, flat: FlatRule, leaf: Leaf | None, scope: Scope) -> Bits:
         return np.full(tuple(self.tensors[name].shape), self._number((name,)), dtype=np.int64)
 
-    def dequantized(self, names: Sequence[str], leaf: Leaf, scope: Scope, sizes: Sizes) -> tuple[Bits, list[Line]]:
+    def dequantized(
+        self, names: Sequence[str], leaf: Leaf, leading: Sequence[Line], scope: Scope, sizes: Sizes
+    ) -> tuple[Bits, list[Line]]:
         assert leaf.dequantize is not None
-        whole = [Line(line.dim, 1, ()) for line in lines_of(leaf.dequantize[0].dims, scope)]
+        whole = [*leading, *(Line(line.dim, 1, ()) for line in lines_of(leaf.dequantize[0].dims, scope))]
         shape = tuple(sum(sizes[line.dim]) for line in whole)
         return np.full(shape, self._number(tuple(names)), dtype=np.int64), whole
 

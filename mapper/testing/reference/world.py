@@ -20,6 +20,7 @@ from mapper.testing.reference.ranks import (
 
 IndexValue = int | str
 Config = Mapping[str, object]
+_ABSENT = object()
 LAYOUT_AXES = ("tp", "pp", "dp", "ep")
 
 
@@ -126,7 +127,7 @@ def world_of(
         values[name] = (options or {}).get(name, option.default)
     for name, key in spec.config.items():
         found, value = _look_up(config, key.path)
-        if found:
+        if found and (value is not None or key.default is None):
             values[name] = value
     for name, key in spec.config.items():
         if name not in values:
@@ -156,17 +157,20 @@ def combinations(indices: Sequence[str], values: Mapping[str, Sequence[IndexValu
 
 
 def _look_up(config: Config, path: str) -> tuple[bool, object]:
-    place: object = config
-    for step in path.split("."):
-        if not isinstance(place, Mapping) or step not in place:
-            return False, None
-        place = place[step]
-    return True, place
+    """Return whether a config has a dotted path, and its value; a composite model has it under `text_config`."""
+    inner = config.get("text_config")
+    for place in (config, inner if isinstance(inner, Mapping) else {}):
+        found: object = place
+        for step in path.split("."):
+            found = found.get(step, _ABSENT) if isinstance(found, Mapping) else _ABSENT
+        if found is not _ABSENT:
+            return True, found
+    return False, None
 
 
 def _quantization(config: Config) -> dict[str, object]:
     """Return the facts of `quantization_config` that every spec may use; 1 or null where it says nothing."""
-    section = config.get("quantization_config")
+    _, section = _look_up(config, "quantization_config")
     given: Mapping[str, object] = section if isinstance(section, Mapping) else {}
     block = given.get("weight_block_size") or [1, 1]
     assert isinstance(block, list | tuple)
@@ -174,5 +178,5 @@ def _quantization(config: Config) -> dict[str, object]:
         "quant_method": given.get("quant_method"),
         "block_out": block[0],
         "block_in": block[1],
-        "group_size": given.get("group_size", 1),
+        "group_size": given.get("group_size") or 1,
     }

@@ -1,0 +1,54 @@
+"""One drawn case: a spec at a config, a layout and a checkpoint, with what the reference makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mapper import Layout
+from mapper.spec.model import Spec
+from mapper.testing.reference import Declared, ReferenceResult, declared_sources, reference_load
+from mapper.testing.tensors import Tensors
+
+
+@dataclass(frozen=True)
+class Example:
+    """What a guarantee is checked on. `ranks` are those to look at where all would take too long."""
+
+    spec: Spec = field(repr=False)
+    runtime: str
+    config: Mapping[str, object]
+    layout: Layout
+    ranks: tuple[int, ...]
+    tensors: Tensors
+    options: Mapping[str, object] = field(default_factory=dict)
+    _known: dict[tuple[Layout, int], ReferenceResult] = field(default_factory=dict, repr=False, compare=False)
+
+    def reference(self, rank: int) -> ReferenceResult:
+        """Return what a rank of the layout holds."""
+        return self._reference(self.layout, rank)
+
+    def reference_alone(self) -> ReferenceResult:
+        """Return what one rank on its own holds."""
+        return self._reference(Layout(), 0)
+
+    def declared(self) -> list[Declared]:
+        return declared_sources(self.spec, config=self.config, runtime=self.runtime, options=self.options)
+
+    def claimed(self) -> set[str]:
+        """Return the names of the tensors that a rule reads."""
+        alone = self.reference_alone()
+        return set(alone.loaded | alone.elsewhere)
+
+    def _reference(self, layout: Layout, rank: int) -> ReferenceResult:
+        if (layout, rank) not in self._known:
+            self._known[layout, rank] = reference_load(
+                self.spec,
+                config=self.config,
+                runtime=self.runtime,
+                layout=layout,
+                rank=rank,
+                tensors=self.tensors,
+                options=self.options,
+            )
+        return self._known[layout, rank]

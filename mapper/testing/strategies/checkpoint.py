@@ -1,0 +1,106 @@
+"""Checkpoints as a spec describes them: everything that a runtime reads, and what it skips."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from hypothesis import event
+from hypothesis import strategies as st
+
+from mapper.spec.model import Spec
+from mapper.testing.reference import Declared, IllegalLayout, declared_sources, matches, skip_patterns
+from mapper.testing.reference.arrays import dtype_of
+from mapper.testing.strategies.quiet import Named
+from mapper.testing.strategies.values import unique_values
+from mapper.testing.tensors import Tensors
+
+WEIGHT_DTYPES = ("bfloat16", "bfloat16", "float16", "float32")
+
+
+def checkpoints(spec: Spec, runtime: str, config: Mapping[str, object]) -> st.SearchStrategy[Tensors]:
+    """Return the tensors of checkpoints in the order of its files.
+
+    Where a rule has several spellings, one is drawn; optional sources are there or not, a whole leaf of a rule at a time.
+    What other runtimes of the spec read is there too where this one skips it, and a name of its own for each skip.
+    """
+    return _checkpoints(Named(spec), runtime, config)
+
+
+@st.composite
+def _checkpoints(draw: st.DrawFn, named: Named, runtime: str, config: Mapping[str, object]) -> Tensors:
+    spec = named.spec
+    weight, scale = dtype_of(draw(st.sampled_from(WEIGHT_DTYPES))), torch.float32
+    vector = draw(st.sampled_from((weight, torch.float32)))
+    shapes = _known_shapes(spec, config)
+    chosen = _chosen_sources(draw, declared_sources(spec, config=config, runtime=runtime))
+    patterns = skip_patterns(spec, config=config, runtime=runtime)
+    skipped = _skipped_sources(draw, spec, runtime, config, patterns, {each.name for each in chosen})
+    tensors = Tensors()
+    start = 0
+    for each in {each.name: each for each in [*chosen, *skipped]}.values():
+        shape = each.shape
+        if shape is None:
+            shape = shapes.get(each.name, (5, 3) if each.leaf in ("", "weight") else (5,))
+        is_scale = "scale" in each.leaf
+        dtype = scale if is_scale else vector if len(shape) < 2 and not each.leaf else weight
+        if each.dtype is not None:
+            dtype = dtype_of(each.dtype)
+        tensors[each.name] = unique_values(shape, dtype, start)
+        start += tensors[each.name].numel()
+    event(f"fp8: {any(tensor.dtype == torch.float8_e4m3fn for tensor in tensors.values())}")
+    return tensors
+
+
+def _chosen_sources(draw: st.DrawFn, declared: list[Declared]) -> list[Declared]:
+    alternatives: dict[int, set[int]] = {}
+    for each in declared:
+        alternatives.setdefault(each.rule, set()).add(each.alternative)
+    spelling = {rule: draw(st.sampled_from(sorted(numbers))) for rule, numbers in alternatives.items() if len(numbers) > 1}
+    passing = {each.rule for each in declared if each.passes_over_others}
+    has_others = {rule: draw(st.booleans()) for rule in spelling if rule in passing}
+    optional = dict.fromkeys((*each.group, each.alternative) for each in declared if each.is_optional)
+    present = {group for group in optional if draw(st.booleans())}
+    chosen = []
+    for each in declared:
+        number = spelling.get(each.rule, 0)
+        is_wanted = each.alternative == number or (has_others.get(each.rule, False) and each.alternative > number)
+        if is_wanted and not each.is_refused and (not each.is_optional or (*each.group, each.alternative) in present):
+            chosen.append(each)
+    return chosen
+
+
+def _skipped_sources(
+    draw: st.DrawFn, spec: Spec, runtime: str, config: Mapping[str, object], patterns: list[str], taken: set[str]
+) -> list[Declared]:
+    """Return what the other runtimes read and this one skips, and one made-up name per skip."""
+    found: dict[str, Declared] = {}
+    claimed = {each.name for each in declared_sources(spec, config=config, runtime=runtime)}
+    for other in spec.runtimes:
+        if other == runtime:
+            continue
+        try:
+            declared = declared_sources(spec, config=config, runtime=other)
+        except IllegalLayout:
+            continue
+        for each in declared:
+            if each.name not in claimed and any(matches(pattern, each.name) for pattern in patterns):
+                found.setdefault(each.name, each)
+    middle = draw(st.sampled_from(("extra.weight", "extra", "model.layers.0.extra")))
+    for pattern in patterns:
+        name = ".".join(middle if part == "**" else "extra" if part == "*" else part for part in pattern.split("."))
+        if name not in claimed and name not in taken:
+            found.setdefault(name, Declared(name, (3,), "float32", -1, 0, (-1, ""), "", False, False, False, False))
+    return list(found.values())
+
+
+def _known_shapes(spec: Spec, config: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every source of which some runtime states the dims."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for runtime in spec.runtimes:
+        try:
+            declared = declared_sources(spec, config=config, runtime=runtime)
+        except IllegalLayout:
+            continue
+        shapes.update((each.name, each.shape) for each in declared if each.shape is not None)
+    return shapes

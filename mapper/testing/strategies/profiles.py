@@ -1,0 +1,31 @@
+"""Hypothesis profiles: dev takes seconds, ci minutes, deep as long as it is given."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+PROFILES = {"dev": 8, "ci": 200, "deep": 5000}
+VARIABLE = "MAPPER_PROFILE"
+
+
+def register_profiles() -> None:
+    """Register the profiles and load the one that the environment variable MAPPER_PROFILE names, or dev."""
+    for name, num_examples in PROFILES.items():
+        settings.register_profile(
+            f"mapper-{name}",
+            max_examples=num_examples,
+            deadline=None,
+            derandomize=name != "deep",
+            database=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+        )
+    settings.load_profile(f"mapper-{chosen_profile()}")
+
+
+def chosen_profile() -> str:
+    """Return the name of the profile that the environment asks for."""
+    name = os.environ.get(VARIABLE, "dev")
+    assert name in PROFILES, f"{VARIABLE} is {name!r}, expected one of {', '.join(PROFILES)}"
+    return name
