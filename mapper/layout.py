@@ -149,23 +149,21 @@ def on_stage(stage: Stage, layout: Layout, rank: int) -> bool:
     return {"all": True, "first": is_first, "last": is_last, "both": is_first or is_last}[stage]
 
 
-def expert_slots(num_experts: int, mesh: Mesh, position: int) -> tuple[int, ...]:
-    """Return the logical expert in each slot of one expert rank, in slot order.
+def expert_slots(
+    num_experts: int, num_ranks: int, position: int, *, redundant: int = 0, placement: Placement = "linear"
+) -> tuple[int, ...]:
+    """Return the logical expert in each slot of one of `num_ranks` expert ranks, in slot order.
 
     Linear placement gives contiguous shares, the remainder one each to the first ranks (vLLM's `determine_expert_map`);
     round robin deals expert by expert. Redundant slots repeat the experts from the first on behind the last, and the
     physical slots are then shared equally. A table names the logical expert of each physical slot.
 
-    >>> [list(expert_slots(6, Mesh(Layout(tp=4, ep=4), {'ep': 4}), rank)) for rank in range(4)]
-    [[0, 1], [2, 3], [4], [5]]
+    >>> [expert_slots(6, 4, rank) for rank in range(4)]
+    [(0, 1), (2, 3), (4,), (5,)]
     """
-    num_ranks = mesh.sizes["ep"]
-    if mesh.placement == "round_robin":
+    if placement == "round_robin":
         return tuple(range(position, num_experts, num_ranks))
-    if isinstance(mesh.placement, tuple):
-        table: tuple[int, ...] = mesh.placement
-    else:
-        table = tuple(physical % num_experts for physical in range(num_experts + mesh.redundant_experts))
+    table = placement if isinstance(placement, tuple) else tuple(slot % num_experts for slot in range(num_experts + redundant))
     share, remainder = divmod(len(table), num_ranks)
     start = position * share + min(position, remainder)
     return table[start : start + share + (position < remainder)]

@@ -126,8 +126,7 @@ def _of_sizes(flat: FlatRule, context: Context, sizes: Sizes, domains: Domains) 
         target = bound(flat.target, flat.names, domains, rule.place)
         tie = bound(rule.tie, flat.names, domains, rule.place)
         yield Family(
-            0, info, "", target, domains, context.placed, None, None, None, (), None, sizes.stage, rule.optional,
-            skips_others=False, reuses=False, tie=tie,
+            0, info, "", target, domains, context.placed, None, None, (), sizes.stage, rule.optional, False, tie
         )  # fmt: skip
         return
     stack, stack_dim = rule.stack[0] if rule.stack else (None, None)
@@ -144,13 +143,26 @@ def _of_sizes(flat: FlatRule, context: Context, sizes: Sizes, domains: Domains) 
             )
             full = join(flat.target_prefix, pattern)
             family = Family(
-                0, replace(info, text=rule.id or full.text), leaf.name,
-                bound(full, flat.names, domains, rule.place, {LEAF: leaf.target}), domains, context.placed,
-                stack, _axis_of(axes, stack_dim, flat) if stack_dim is not None else None, axes, alternatives, leaf.conversion,
-                sizes.stage, leaf.optional, rule.others == "skip", rule.reuse, None,
+                number=0,
+                rule=replace(info, text=rule.id or full.text),
+                leaf=leaf.name,
+                target=bound(full, flat.names, domains, rule.place, {LEAF: leaf.target}),
+                domains=domains,
+                placed=context.placed,
+                stack=stack,
+                axes=axes,
+                alternatives=alternatives,
+                stage=sizes.stage,
+                optional=leaf.optional,
+                skips_others=rule.others == "skip",
+                tie=None,
+                stack_axis=_axis_of(axes, stack_dim, flat) if stack_dim is not None else None,
+                conversion=leaf.conversion,
+                reuses=rule.reuse,
                 append_axis=_axis_of(axes, rule.append, flat) if rule.append is not None else None,
-                only_first=_only_first(flat, leaf), refusal=_refusal(flat, leaf, context.mesh),
-            )  # fmt: skip
+                only_first=_only_first(flat, leaf),
+                refusal=_refusal(flat, leaf, context.mesh),
+            )
             _check_indices(flat, family)
             yield family
 

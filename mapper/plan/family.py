@@ -56,6 +56,11 @@ class Axis:
     fill: float = 0
     selected: int | None = None
 
+    @property
+    def stored_parts(self) -> tuple[int, ...]:
+        """The size of each part in elements of the target's grid; a last block that is not full counts as one."""
+        return tuple(-(-size // self.divisor) for size in self.parts)
+
 
 @dataclass(frozen=True, slots=True)
 class DiskLayout:
@@ -94,7 +99,7 @@ class SourceFamily:
     domains: Domains
     part: int | None
     dtypes: frozenset[str]
-    disk: DiskLayout | None
+    disk: DiskLayout | None = None
     holds_stack: bool = False
 
     @property
@@ -129,15 +134,15 @@ class Family:
     domains: Domains
     placed: Mapping[str, str]
     stack: str | None
-    stack_axis: int | None
     axes: tuple[Axis, ...] | None
     alternatives: tuple[tuple[SourceFamily, ...], ...]
-    conversion: Conversion | None
     stage: Stage
     optional: bool
     skips_others: bool
-    reuses: bool
     tie: Template | None
+    stack_axis: int | None = None
+    conversion: Conversion | None = None
+    reuses: bool = False
     after: tuple[Family, ...] = ()
     append_axis: int | None = None
     only_first: tuple[str, ...] = ()

@@ -67,13 +67,14 @@ class Piece:
     target: Box
 
 
-def local_axis(axis: Axis, stored: int, position: Position) -> LocalAxis:
-    """Return the rank's share of one axis whose sources hold one element per `stored` logical ones.
+def local_axis(axis: Axis, position: Position, *, stored: int | None = None) -> LocalAxis:
+    """Return the rank's share of one axis whose sources hold one element per `stored` logical ones (None: as the target).
 
     The program has checked that no unit or block is cut.
     """
     segments: list[Segment] = []
     padding: list[Interval] = []
+    stored = stored or axis.divisor
     at = joined = 0
     for part, size in enumerate(axis.parts):
         if axis.selected in (None, part):

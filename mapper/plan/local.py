@@ -43,7 +43,7 @@ class LocalShape:
 def local_shape(family: Family, share: Share) -> LocalShape:
     """Return the local shape of a family whose dims are stated."""
     assert family.axes is not None, "the header decides the shape"
-    axes = [local_axis(axis, axis.divisor, share) for axis in family.axes]
+    axes = [local_axis(axis, share) for axis in family.axes]
     inner = tuple(axis.size for axis in axes)
     slots = positions = None
     if family.stack is not None:
@@ -67,7 +67,7 @@ def source_pieces(family: Family, source: SourceFamily, share: Share) -> tuple[P
     if _holds_zeros(family, share):
         return ()
     divisors = source.disk.divisors[1:] if source.holds_stack else source.disk.divisors
-    axes: list[LocalAxis] = [local_axis(axis, stored, share) for axis, stored in zip(family.axes, divisors, strict=True)]
+    axes: list[LocalAxis] = [local_axis(axis, share, stored=stored) for axis, stored in zip(family.axes, divisors, strict=True)]
     return pieces(axes, source.part, family.parts_axis)
 
 

@@ -33,7 +33,7 @@ class Step(NamedTuple):
     source_box: Box
     target: str
     target_box: Box
-    reading: Reading | None
+    reading: Reading | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,9 @@ class Share:
         """Return which of `count` experts are in this rank's slots, in slot order."""
         known = self._held.get(count)
         if known is None:
-            known = self._held[count] = expert_slots(count, self.mesh, self._coordinates["ep"][1])
+            (size, position), mesh = self._coordinates["ep"], self.mesh
+            known = expert_slots(count, size, position, redundant=mesh.redundant_experts, placement=mesh.placement)
+            self._held[count] = known
         return known
 
     @cached_property
