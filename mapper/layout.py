@@ -70,10 +70,15 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """The axes of one runtime on one layout: the base axes and those the runtime adds, with their sizes."""
+    """The axes of one runtime on one layout: the base axes and those the runtime adds, with their sizes.
+
+    `redundant_experts` and `placement` are what the runtime makes of what the layout asks for.
+    """
 
     layout: Layout
     sizes: Mapping[str, int]
+    redundant_experts: int = 0
+    placement: Placement = "linear"
 
     def coordinate(self, axis: str, rank: int) -> int:
         """Return the rank's position along `axis`, 0 to size - 1.
@@ -144,17 +149,45 @@ def on_stage(stage: Stage, layout: Layout, rank: int) -> bool:
     return {"all": True, "first": is_first, "last": is_last, "both": is_first or is_last}[stage]
 
 
-def expert_slots(num_experts: int, num_ranks: int, position: int) -> range:
-    """Return the logical experts in the slots of one rank of `num_ranks`, in slot order, under linear placement.
+def expert_slots(
+    num_experts: int, num_ranks: int, position: int, *, redundant: int = 0, placement: Placement = "linear"
+) -> tuple[int, ...]:
+    """Return the logical expert in each slot of one of `num_ranks` expert ranks, in slot order.
 
-    Contiguous shares; the remainder goes one each to the first ranks (vLLM's `determine_expert_map`).
+    Linear placement gives contiguous shares, the remainder one each to the first ranks (vLLM's `determine_expert_map`);
+    round robin deals expert by expert. Redundant slots repeat the experts from the first on behind the last, and the
+    physical slots are then shared equally. A table names the logical expert of each physical slot.
 
-    >>> [list(expert_slots(6, 4, rank)) for rank in range(4)]
-    [[0, 1], [2, 3], [4], [5]]
+    >>> [expert_slots(6, 4, rank) for rank in range(4)]
+    [(0, 1), (2, 3), (4,), (5,)]
     """
-    share, remainder = divmod(num_experts, num_ranks)
+    if placement == "round_robin":
+        return tuple(range(position, num_experts, num_ranks))
+    table = placement if isinstance(placement, tuple) else tuple(slot % num_experts for slot in range(num_experts + redundant))
+    share, remainder = divmod(len(table), num_ranks)
     start = position * share + min(position, remainder)
-    return range(start, start + share + (position < remainder))
+    return table[start : start + share + (position < remainder)]
+
+
+def placement_faults(num_experts: int, mesh: Mesh) -> list[Diagnostic]:
+    """Return why the experts cannot be placed so: slots that ranks cannot share, experts without a slot."""
+    num_ranks, table = mesh.sizes["ep"], mesh.placement
+    num_slots = len(table) if isinstance(table, tuple) else num_experts + mesh.redundant_experts
+    faults = []
+    if (mesh.redundant_experts or isinstance(table, tuple)) and num_slots % num_ranks:
+        faults.append(finding("M334", slots=num_slots, ep=num_ranks))
+    if isinstance(table, tuple):
+        if num_slots != num_experts + mesh.redundant_experts:
+            expected = num_experts + mesh.redundant_experts
+            faults.append(
+                finding("M335", slots=num_slots, expected=expected, experts=num_experts, redundant=mesh.redundant_experts)
+            )
+        strangers = sorted({each for each in table if not 0 <= each < num_experts})
+        lost = sorted(set(range(num_experts)) - set(table))
+        if strangers or lost:
+            problem = f"has no slot for {lost}" if lost else f"names {strangers}"
+            faults.append(finding("M336", problem=problem, last=num_experts - 1))
+    return faults
 
 
 def _faults(layout: Layout) -> list[Diagnostic]:

@@ -71,7 +71,7 @@ def test_all_explanations_together_are_the_plans_of_all_ranks(spec, tmp_path, fa
                     assert plans[rank].targets[name].shape == holding.held.shape
     assert by_source == planned
     assert by_target == planned
-    assert padding == {(rank, name, box) for rank, plan in enumerate(plans) for name, box in plan.padding()}
+    assert padding == {(rank, name, box) for rank, plan in enumerate(plans) for name, box, _ in plan.padding()}
 
 
 def step_of(copy):

@@ -131,8 +131,22 @@ def faults_of(axis: Axis, ranks: Ranks) -> list[Diagnostic]:
     return cut_faults(family_of(axis), Mesh(Layout(), ranks.sizes))
 
 
+@dataclass(frozen=True)
+class Here:
+    """One position on the axes of `ranks`; experts are not placed here."""
+
+    ranks: Ranks
+    position: dict[str, int]
+
+    def coordinate(self, axis: str) -> tuple[int, int]:
+        return self.ranks.sizes[axis], self.position[axis]
+
+    def held_slots(self, count: int) -> range:
+        raise AssertionError(f"no axis here deals {count} experts")
+
+
 def local_of(axis: Axis, ranks: Ranks, position: dict[str, int]) -> LocalAxis:
-    return local_axis(axis, lambda name: (ranks.sizes[name], position[name]))
+    return local_axis(axis, Here(ranks, position))
 
 
 def stored(axis: LocalAxis) -> list[Element | None]:
@@ -233,7 +247,7 @@ def test_copying_boxes_equals_picking_elements_with_numpy(data: st.DataObject, c
         extended = np.concatenate([expected, np.zeros_like(expected.take([0], axis=number))], axis=number)
         expected = extended.take(picked, axis=number)
 
-    padding = padding_boxes(local)
+    padding = [box for box, _ in padding_boxes(local)]
     by_part = [(None, joined)]
     if parts_axis is None:
         by_part = [(0, joined)]

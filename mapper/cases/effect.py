@@ -74,14 +74,15 @@ def _effects_of(program: Program, name: str, claim: Claim) -> Iterator[Effect]:
         for source in family.alternatives[claim.alternative]
     )
     narrowed = replace(family, domains=domains, alternatives=(sources,))
-    shapes = [family.source_shape(source) for source in sources]
+    shapes = [source.disk.shape if source.disk is not None else None for source in sources]
     headers = {
         each: TensorHeader(_dtype(source), shape or (), -1, 0, 0)
         for source, shape in zip(sources, shapes, strict=True)
         for each in source_names(source)
     }
     plan = assemble(match([narrowed], (), headers), program.share, (), headers)
-    source_shape = shapes[claim.position]
+    disk = sources[claim.position].disk
+    source_shape = disk.seen if disk is not None else None
     for step in plan.steps():
         if step.source == name:  # the plan holds the rule's other sources too
             target_shape = plan.targets[step.target].shape if source_shape is not None else None

@@ -33,7 +33,7 @@ def _source_overlaps(families: Sequence[Family]) -> Iterator[Diagnostic]:
     seen: set[tuple[int, int]] = set()
     for (first, one), (second, other) in _pairs(entries):
         pair = (first.rule.number, second.rule.number)
-        if one is other or (first.number == second.number) or pair in seen:
+        if one is other or first.number == second.number or pair in seen or _may_share(first, second):
             continue
         name = common_name(one, other)
         if name is not None:
@@ -47,6 +47,12 @@ def _source_overlaps(families: Sequence[Family]) -> Iterator[Diagnostic]:
             yield _overlap("M311", family, family, name)
 
 
+def _may_share(first: Family, second: Family) -> bool:
+    """A second reader is declared; the targets that one rule splits a source over read it together."""
+    is_split = first.rule.number == second.rule.number and first.leaf == second.leaf and first.axes != second.axes
+    return first.reuses or second.reuses or (is_split and any(axis.selected is not None for axis in first.axes or ()))
+
+
 def _name_of_two_parts(family: Family) -> str | None:
     """Two parts of one target must not come from one tensor, or a part would be written with another's values."""
     pairs = (pair for alternative in family.alternatives for pair in combinations(alternative, 2))
@@ -58,7 +64,8 @@ def _target_overlaps(families: Sequence[Family]) -> Iterator[Diagnostic]:
     seen: set[tuple[int, int]] = set()
     for (first, one), (second, other) in _pairs([(family, family.target) for family in families]):
         pair = (first.rule.number, second.rule.number)
-        name = common_name(one, other) if pair not in seen else None
+        appends = first.append_axis is not None or second.append_axis is not None
+        name = common_name(one, other) if pair not in seen and not appends else None
         if name is not None:
             seen.add(pair)
             yield _overlap("M312", first, second, name)

@@ -29,7 +29,7 @@ def _axis_fault(family: Family, axis: Axis, sizes: Mapping[str, int]) -> Diagnos
         if cut is None or name is None:
             continue
         units, padded = cut.units[part], _padded(axis, cut, part)
-        if padded % units:
+        if cut.uneven is None and padded % units:
             problem = f"{axis.dim!r} of {family.target} has {padded} elements, which {units} units do not divide"
             return finding("M316", place=place, problem=problem)
         share = _share(axis, cut, part, sizes)
@@ -55,6 +55,10 @@ def _share(axis: Axis, cut: Cut, part: int, sizes: Mapping[str, int]) -> int | N
     name = cut.axes[part]
     assert name is not None, "a part that is not cut has no share"
     units, padded, num_ranks = cut.units[part], _padded(axis, cut, part), sizes[name]
+    if cut.uneven is not None:
+        return -(-units // num_ranks) * -(-padded // units)
+    if name == "ep" and units == padded:  # experts need no equal shares
+        return 1
     if units % num_ranks == 0:
         return padded // num_ranks
     beside = [others for others, other in zip(cut.units, cut.axes, strict=True) if other == name]
@@ -65,7 +69,7 @@ def _share(axis: Axis, cut: Cut, part: int, sizes: Mapping[str, int]) -> int | N
 
 def _is_whole_blocks(axis: Axis, cut: Cut, part: int, share: int) -> bool:
     """Whether a share ends on a block, or is the whole last part, whose last block may be short."""
-    is_whole_last = share == _padded(axis, cut, part) and part == len(axis.parts) - 1
+    is_whole_last = share >= _padded(axis, cut, part) and part == len(axis.parts) - 1
     return share % axis.divisor == 0 or is_whole_last
 
 
@@ -73,7 +77,8 @@ def _is_legal(axis: Axis, cut: Cut, sizes: Mapping[str, int]) -> bool:
     """Whether no part of the axis has a cut unit or block."""
     for part, name in enumerate(cut.axes):
         if name is not None:
-            share = None if _padded(axis, cut, part) % cut.units[part] else _share(axis, cut, part, sizes)
+            is_cut = cut.uneven is None and _padded(axis, cut, part) % cut.units[part]
+            share = None if is_cut else _share(axis, cut, part, sizes)
             if share is None or not _is_whole_blocks(axis, cut, part, share):
                 return False
     return True

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 
+from mapper.compile.append import appended
 from mapper.compile.cuts import cut_faults
+from mapper.compile.disk import below_stack, disk_layout
 from mapper.compile.expand import FlatRule
 from mapper.compile.names import Names
 from mapper.compile.sizes import Formats, LeafSizes, Sizes, expressions, sizes_at
@@ -14,8 +16,8 @@ from mapper.compile.unsupported import require_supported
 from mapper.diagnostics import Diagnostic, MapperError, Place, finding
 from mapper.expressions import Expression
 from mapper.layout import Mesh
-from mapper.pattern import Bindings, IndexValue, Pattern, PatternError, Template, bind
-from mapper.plan.family import Domains, Family, RuleInfo, SourceFamily
+from mapper.pattern import Bindings, IndexValue, Pattern, PatternError, Template, bind, join
+from mapper.plan.family import Axis, Domains, Family, RuleInfo, SourceFamily
 
 LEAF = "leaf"
 
@@ -44,10 +46,12 @@ def families_of(rules: list[FlatRule], context: Context) -> tuple[Family, ...]:
             findings += error.diagnostics
     if findings:
         raise MapperError(list(dict.fromkeys(findings)))
-    return tuple(replace(family, number=number) for number, family in enumerate(families))
+    return appended([replace(family, number=number) for number, family in enumerate(families)])
 
 
-def bound(pattern: Pattern, names: Names, domains: Domains, place: Place | None, extra: Mapping[str, str] | None = None) -> Template:
+def bound(
+    pattern: Pattern, names: Names, domains: Domains, place: Place | None, extra: Mapping[str, str] | None = None
+) -> Template:
     """Return the template of a pattern, its placeholders evaluated with `names`; `extra` gives texts such as the leaf's."""
     constants: Bindings = dict(extra or {})
 
@@ -118,30 +122,70 @@ def _as_products(indices: list[str], members: list[tuple[IndexValue, ...]]) -> I
 def _of_sizes(flat: FlatRule, context: Context, sizes: Sizes, domains: Domains) -> Iterator[Family]:
     rule = flat.rule
     info = RuleInfo(flat.number, rule.id or flat.target.text, rule.place, rule.note)
-    tie = bound(rule.tie, flat.names, domains, rule.place) if rule.tie is not None else None
-    if tie is not None:
+    if rule.tie is not None:
         target = bound(flat.target, flat.names, domains, rule.place)
-        yield Family(0, info, "", target, domains, context.placed, None, None, (), sizes.stage, rule.optional, False, tie)
-        return
-    stack = rule.stack[0][0] if rule.stack else None
-    for leaf in sizes.leaves[0][0]:
-        alternatives = tuple(
-            tuple(
-                _source(flat, alternative, position, leaf, sizes, domains)
-                for position in range(len(rule.alternatives[alternative].sources))
-            )
-            for alternative in range(len(rule.alternatives))
-        )
-        target = bound(flat.target, flat.names, domains, rule.place, {LEAF: leaf.target})
-        family = Family(
-            0, info, leaf.name, target, domains, context.placed, stack, leaf.axes, alternatives,
-            sizes.stage, leaf.optional, rule.others == "skip", None, _refusal(flat, leaf, context.mesh),
+        tie = bound(rule.tie, flat.names, domains, rule.place)
+        yield Family(
+            0, info, "", target, domains, context.placed, None, None, (), sizes.stage, rule.optional, False, tie
         )  # fmt: skip
-        _check_indices(flat, family)
-        yield family
+        return
+    stack, stack_dim = rule.stack[0] if rule.stack else (None, None)
+    for leaf in sizes.leaves[0][0]:
+        for selected, pattern in enumerate(rule.targets):
+            axes = _selected(leaf.axes, selected if len(rule.targets) > 1 else None, flat)
+            alternatives = tuple(
+                tuple(
+                    _source(flat, context, alternative, position, replace(leaf, axes=axes), sizes, domains)
+                    for position in range(len(rule.alternatives[alternative].sources))
+                    if len(rule.targets) == 1 or len(rule.alternatives[alternative].sources) == 1 or position == selected
+                )
+                for alternative in range(len(rule.alternatives))
+            )
+            full = join(flat.target_prefix, pattern)
+            family = Family(
+                number=0,
+                rule=replace(info, text=rule.id or full.text),
+                leaf=leaf.name,
+                target=bound(full, flat.names, domains, rule.place, {LEAF: leaf.target}),
+                domains=domains,
+                placed=context.placed,
+                stack=stack,
+                axes=axes,
+                alternatives=alternatives,
+                stage=sizes.stage,
+                optional=leaf.optional,
+                skips_others=rule.others == "skip",
+                tie=None,
+                stack_axis=_axis_of(axes, stack_dim, flat) if stack_dim is not None else None,
+                conversion=leaf.conversion,
+                reuses=rule.reuse,
+                append_axis=_axis_of(axes, rule.append, flat) if rule.append is not None else None,
+                only_first=_only_first(flat, leaf),
+                refusal=_refusal(flat, leaf, context.mesh),
+            )
+            _check_indices(flat, family)
+            yield family
 
 
-def _source(flat: FlatRule, alternative: int, position: int, leaf: LeafSizes, sizes: Sizes, domains: Domains) -> SourceFamily:
+def _selected(axes: tuple[Axis, ...] | None, part: int | None, flat: FlatRule) -> tuple[Axis, ...] | None:
+    if part is None:
+        return axes
+    if axes is None or sum(len(axis.parts) == len(flat.rule.targets) for axis in axes) != 1:
+        problem = f"the rule has {len(flat.rule.targets)} targets, expected one dim with as many parts"
+        raise MapperError([finding("M316", place=flat.rule.place, problem=problem)])
+    return tuple(replace(axis, selected=part) if len(axis.parts) > 1 else axis for axis in axes)
+
+
+def _axis_of(axes: tuple[Axis, ...] | None, dim: str, flat: FlatRule) -> int:
+    for position, axis in enumerate(axes or ()):
+        if axis.dim == dim:
+            return position
+    raise MapperError([finding("M316", place=flat.rule.place, problem=f"the rule's dims have no {dim!r}")])
+
+
+def _source(
+    flat: FlatRule, context: Context, alternative: int, position: int, leaf: LeafSizes, sizes: Sizes, domains: Domains
+) -> SourceFamily:
     rule = flat.rule
     sources = rule.alternatives[alternative].sources
     own = next((each for each in sizes.leaves[alternative][position] if each.name == leaf.name), None)
@@ -149,19 +193,39 @@ def _source(flat: FlatRule, alternative: int, position: int, leaf: LeafSizes, si
     if own is None:
         problem = f"the format of {source.pattern.text!r} has no leaf {leaf.name!r}, which the rule's first source has"
         raise MapperError([finding("M316", place=source.place, problem=problem)])
-    if own.axes != leaf.axes:
-        raise MapperError([finding("M310", place=source.place, feature="formats with other axes")])
+    if [axis.dim for axis in own.axes or ()] != [axis.dim for axis in leaf.axes or ()]:
+        problem = (
+            f"the format of {source.pattern.text!r} has other axes for the leaf {leaf.name!r} than the rule's first source"
+        )
+        raise MapperError([finding("M316", place=source.place, problem=problem)])
+    if own.conversion != leaf.conversion:
+        problem = (
+            f"the format of {source.pattern.text!r} gives the leaf {leaf.name!r} another dtype than the rule's first source"
+        )
+        raise MapperError([finding("M316", place=source.place, problem=problem)])
     num_parts = max((len(axis.parts) for axis in leaf.axes or ()), default=1)
     if len(sources) not in (1, num_parts):
         problem = f"the rule has {len(sources)} sources and {num_parts} parts, expected one source for each part, or one in all"
         raise MapperError([finding("M316", place=rule.place, problem=problem)])
     if leaf.axes is None and len(sources) > 1:
-        raise MapperError(
-            [finding("M316", place=rule.place, problem="a rule with several sources needs `dims` with a size for each")]
-        )
+        problem = "a rule with several sources needs `dims` with a size for each"
+        raise MapperError([finding("M316", place=rule.place, problem=problem)])
     template = bound(flat.source(source.pattern), flat.names, domains, source.place, {LEAF: own.source})
     part = position if len(sources) > 1 or num_parts == 1 else None
-    return SourceFamily(template, {index: domains[index] for index in template.indices}, part, own.dtypes)
+    stack = rule.stack[0][0] if rule.stack else None
+    holds_stack = stack is not None and stack not in template.indices
+    disk = disk_layout(leaf.axes, own.stored, part, rule.place) if leaf.axes is not None else None
+    if disk is not None and holds_stack:
+        assert stack is not None
+        disk = below_stack(disk, len(context.domains[stack]))
+    return SourceFamily(template, {index: domains[index] for index in template.indices}, part, own.dtypes, disk, holds_stack)
+
+
+def _only_first(flat: FlatRule, leaf: LeafSizes) -> tuple[str, ...]:
+    """Return the mesh axes off whose first rank the leaf holds zeros: a bias that is added before a sum over ranks."""
+    own = {axis.dim for axis in leaf.axes or ()}
+    cuts = (shard for dim, shard in flat.rule.shard.items() if dim not in own and shard.bias == "first")
+    return tuple(axis for shard in cuts for axis in shard.axis if isinstance(axis, str)) if leaf.axes is not None else ()
 
 
 def _check_indices(flat: FlatRule, family: Family) -> None:
@@ -169,9 +233,6 @@ def _check_indices(flat: FlatRule, family: Family) -> None:
         lost = [index for index in source.template.indices if index not in family.target.indices and index != family.stack]
         if lost:
             problem = f"{lost[0]!r} is in the source {source.template} and neither in the target nor stacked"
-            raise MapperError([finding("M316", place=flat.rule.place, problem=problem)])
-        if family.stack is not None and family.stack not in source.template.indices:
-            problem = f"the stacked index {family.stack!r} is not in the source {source.template}"
             raise MapperError([finding("M316", place=flat.rule.place, problem=problem)])
     if family.stack is not None and family.axes is None:
         raise MapperError([finding("M316", place=flat.rule.place, problem="a rule that stacks needs `dims`")])

@@ -12,13 +12,14 @@ from mapper.checkpoint import Checkpoint, TensorHeader
 from mapper.compile.conflicts import conflicts, skip_conflicts
 from mapper.compile.expand import flatten
 from mapper.compile.families import Context, bound, families_of
+from mapper.compile.mesh import mesh_of
 from mapper.compile.names import Names, config_values, quantization_facts
 from mapper.compile.resolve import Resolution, Resolver
 from mapper.compile.sizes import Formats, require_size
-from mapper.compile.unsupported import leaf_findings, runtime_findings
+from mapper.compile.unsupported import runtime_findings
 from mapper.diagnostics import Diagnostic, MapperError, finding
-from mapper.expressions import Expression, Value
-from mapper.layout import BASE_AXES, Layout, Mesh, is_axis_size
+from mapper.expressions import Value
+from mapper.layout import Layout, Mesh, placement_faults
 from mapper.pattern import IndexValue, PatternError, below, under
 from mapper.pattern import parse as parse_pattern
 from mapper.plan.family import Family, SkipRule
@@ -157,18 +158,19 @@ def compile(
     _require_rank(rank, layout)
     chosen = _options(spec, options or {})
     _require_architecture(spec, config)
-    _raise(runtime_findings(section, layout))
+    _raise(runtime_findings(section))
     constants: dict[str, Value] = {**config_values(spec, config), **quantization_facts(config), **chosen}
     lets: dict[str, Let] = {**spec.let, **section.let}
-    mesh = _mesh(section, layout, constants, lets)
-    constants.update(mesh.sizes)
     indices = {**spec.index, **section.index}
+    mesh = mesh_of(section, layout, constants, lets)
+    constants.update(mesh.sizes)
+    constants["redundant_experts"] = mesh.redundant_experts
     names = Names(constants, lets, indices)
     _check_requirements(section, names)
     domains = {name: _domain(index, names) for name, index in indices.items()}
     placed = {name: index.axis for name, index in indices.items() if index.axis is not None}
+    _raise([fault for name, axis in placed.items() if axis == "ep" for fault in placement_faults(len(domains[name]), mesh)])
     formats: dict[str, Format] = {**spec.formats, **section.formats}
-    _raise(_format_findings(formats, names))
     context = Context(Formats(formats, names), domains, placed, mesh)
     families = families_of(flatten(section.rules, spec.blocks, names), context)
     skips = _named_rules(section.skip, names, domains)
@@ -217,27 +219,6 @@ def _is_composite(config: Mapping[str, object]) -> bool:
     return isinstance(config.get("text_config"), Mapping)
 
 
-def _mesh(section: Runtime, layout: Layout, constants: Mapping[str, Value], lets: Mapping[str, Let]) -> Mesh:
-    base = {axis: getattr(layout, axis) for axis in BASE_AXES}
-    if section.mesh.like == "single" and layout.num_ranks > 1:
-        raise MapperError([finding("M328", place=section.mesh.place, runtime=section.name, layout=str(layout))])
-    names = Names({**constants, **base}, lets)
-    sizes: dict[str, int] = dict(base)
-    for axis, expression in section.mesh.axes.items():
-        size = names.evaluate(expression, {}, section.mesh.place)
-        if not is_axis_size(layout, size):
-            expected = "1, or a product of tp and dp"
-            raise MapperError(
-                [
-                    finding(
-                        "M304", place=section.mesh.place, what=f"the size of the axis {axis!r}", found=size, expected=expected
-                    )
-                ]
-            )
-        sizes[axis] = require_size(size, axis, section.mesh.place)
-    return Mesh(layout, sizes)
-
-
 def _check_requirements(section: Runtime, names: Names) -> None:
     _raise(
         [
@@ -260,22 +241,6 @@ def _domain(index: Index, names: Names) -> tuple[IndexValue, ...]:
     if index.where is None:
         return tuple(values)
     return tuple(value for value in values if names.evaluate(index.where, {index.name: value}, index.place))
-
-
-def _format_findings(formats: Mapping[str, Format], names: Names) -> list[Diagnostic]:
-    """Return what the formats that hold for this config use and this version does not execute."""
-    findings = []
-    for each in formats.values():
-        chosen = next((one for one in each.alternatives if one.when is None or _holds(one.when, names)), None)
-        if chosen is not None and each.name != "dequantized":
-            findings += leaf_findings(chosen)
-    return findings
-
-
-def _holds(expression: Expression, names: Names) -> bool:
-    if names.dependence(expression):
-        return False
-    return bool(names.evaluate(expression, {}, None))
 
 
 def _named_rules(

@@ -6,7 +6,8 @@ Index values under which all of this is equal form one family; `Sizes` is what t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import lcm
 from typing import TypeVar, cast
 
 from mapper.compile.expand import FlatRule
@@ -16,11 +17,23 @@ from mapper.expressions import STAGE_WORDS, Expression, Value
 from mapper.layout import Stage
 from mapper.ops.dtypes import safetensors_name
 from mapper.pattern import Bindings
-from mapper.plan.family import Axis, Cut
+from mapper.plan.family import Axis, Conversion, Cut
 from mapper.spec.model import Axis as LeafAxis
-from mapper.spec.model import Format, Leaf, Shard, SourceAlternative
+from mapper.spec.model import Dim, Format, Leaf, Shard, SourceAlternative
 
 Given = TypeVar("Given")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAxis:
+    """One axis on disk: the dims that run along it, the outer one first, and logical elements per stored element.
+
+    A fixed `size` belongs to the dim before it, as in `[in / 32, 16]`.
+    """
+
+    dims: tuple[str, ...]
+    divisor: int
+    size: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +44,9 @@ class LeafSizes:
     source: str
     target: str
     axes: tuple[Axis, ...] | None
+    stored: tuple[StoredAxis, ...]
     dtypes: frozenset[str]
+    conversion: Conversion | None
     optional: bool
     place: Place
 
@@ -58,35 +73,29 @@ def expressions(flat: FlatRule, formats: Formats) -> Iterator[tuple[Names, Expre
     yield from ((condition.names, condition.expression) for condition in flat.conditions)
     if flat.stage is not None:
         yield flat.stage[1], flat.stage[0]
-    yield from ((flat.names, size) for dim in (rule.dims or {}).values() for size in dim.sizes)
+    given = [size for dim in (rule.dims or {}).values() for size in dim.sizes]
     for shard in rule.shard.values():
-        yield from ((flat.names, unit) for unit in shard.units)
-        if shard.pad is not None:
-            yield flat.names, shard.pad
-    if rule.dtype is not None:
-        yield flat.names, rule.dtype
+        given += [*shard.units, *filter(None, (shard.pad, shard.pad_rank, shard.fill))]
+    given += filter(None, (rule.dtype, rule.cast, rule.bitcast))
+    yield from ((flat.names, each) for each in given)
     for name in _format_names(flat):
         for alternative in formats.formats[name].alternatives:
             if alternative.when is not None:
                 yield formats.names, alternative.when
             for leaf in alternative.leaves:
-                axes = (*leaf.dims, *(leaf.stored or ()))
-                yield from ((formats.names, axis.divisor) for axis in axes if axis.divisor is not None)
-                if leaf.dtype is not None:
-                    yield formats.names, leaf.dtype
+                divisors = (axis.divisor for axis in (*leaf.dims, *(leaf.stored or ())))
+                yield from (
+                    (formats.names, each) for each in (*divisors, leaf.dtype, leaf.cast, leaf.bitcast) if each is not None
+                )
 
 
 def sizes_at(flat: FlatRule, formats: Formats, bindings: Bindings) -> Sizes:
     """Return the rule's sizes at these index values; raises MapperError at the rule's place."""
-    dims = _dims(flat, bindings)
-    cuts = {name: _cut(flat, shard, dims, bindings) for name, shard in flat.rule.shard.items()}
+    reader = _Reader(flat, formats, bindings)
     return Sizes(
         _stage(flat, bindings),
         tuple(
-            tuple(
-                _leaves(flat, formats, alternative, position, dims, cuts, bindings)
-                for position in range(len(alternative.sources))
-            )
+            tuple(reader.leaves(alternative, position) for position in range(len(alternative.sources)))
             for alternative in flat.rule.alternatives
         ),
     )
@@ -118,16 +127,6 @@ def _stage(flat: FlatRule, bindings: Bindings) -> Stage:
     )
 
 
-def _dims(flat: FlatRule, bindings: Bindings) -> dict[str, tuple[int, ...]]:
-    return {
-        name: tuple(
-            require_size(flat.names.evaluate(size, bindings, dim.place), f"the size of {name!r} ({size.text})", dim.place)
-            for size in dim.sizes
-        )
-        for name, dim in (flat.rule.dims or {}).items()
-    }
-
-
 def require_size(value: Value, what: str, place: Place | None, *, least: int = 1) -> int:
     """Return the value as a whole number of at least `least`; raises MapperError M304."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -137,22 +136,165 @@ def require_size(value: Value, what: str, place: Place | None, *, least: int = 1
     return value
 
 
-def _cut(flat: FlatRule, shard: Shard, dims: Mapping[str, tuple[int, ...]], bindings: Bindings) -> Cut:
-    parts = dims.get(shard.dim, ())
-    pad = 1
-    if shard.pad is not None:
-        pad = require_size(flat.names.evaluate(shard.pad, bindings, shard.place), "pad", shard.place)
-    axes = _per_part(shard, [each if isinstance(each, str) else None for each in shard.axis] or [None], len(parts), "axis")
-    if shard.units:
-        given = [require_size(flat.names.evaluate(unit, bindings, shard.place), "units", shard.place) for unit in shard.units]
-        units = _per_part(shard, given, len(parts), "units")
-    else:
-        units = [-(-size // pad) * pad for size in parts]
-    if pad > 1 and len(parts) > 1:
-        raise MapperError(
-            [finding("M316", place=shard.place, problem=f"{shard.dim!r} has parts, and `pad` rounds up a whole dim")]
+class _Reader:
+    """Reads one rule at one set of index values."""
+
+    def __init__(self, flat: FlatRule, formats: Formats, bindings: Bindings) -> None:
+        self.flat = flat
+        self.rule = flat.rule
+        self.formats = formats
+        self.bindings = bindings
+        self.dims = {name: self._sizes(dim) for name, dim in (flat.rule.dims or {}).items()}
+
+    def leaves(self, alternative: SourceAlternative, position: int) -> tuple[LeafSizes, ...]:
+        """Return the leaves that one source of the rule has in its format."""
+        rule = self.rule
+        if not _has_leaf(self.flat):
+            axes = stored = None
+            if rule.dims is not None:
+                cuts = self._cuts({})
+                axes = tuple(self._plain_axis(name, 1, cuts) for name in self.dims)
+                stored = self._rule_stored(tuple(StoredAxis((name,), 1, None) for name in self.dims))
+            dtypes, conversion = self._dtypes(None), self._conversion(None)
+            return (LeafSizes("", "", "", axes, stored or (), dtypes, conversion, rule.optional, rule.place),)
+        leaves = self.chosen_leaves(_format_of(self.flat, alternative, position))
+        known = {axis.dim for leaf in leaves for axis in leaf.dims}
+        lead = [name for name in self.dims if name not in known]
+        cuts = self._cuts(self._blocks(leaves))
+        return tuple(self._leaf(leaf, lead, cuts) for leaf in leaves)
+
+    def chosen_leaves(self, name: str) -> tuple[Leaf, ...]:
+        """Return the leaves of the format's first alternative whose `when` holds."""
+        for alternative in self.formats.formats[name].alternatives:
+            if alternative.when is None or self.formats.names.evaluate(alternative.when, self.bindings, alternative.place):
+                return alternative.leaves
+        problem = f"no alternative of the format {name!r} holds for this config"
+        raise MapperError([finding("M316", place=self.rule.place, problem=problem)])
+
+    def _leaf(self, leaf: Leaf, lead: list[str], cuts: Mapping[str, Cut]) -> LeafSizes:
+        axes: tuple[Axis, ...] | None = None
+        stored: tuple[StoredAxis, ...] = ()
+        if leaf.dequantize is not None:
+            raise MapperError([finding("M310", place=leaf.place, feature="dequantize")])
+        if self.rule.dims is not None:
+            axes = (*(self._plain_axis(name, 1, cuts) for name in lead), *(self._axis(axis, cuts) for axis in leaf.dims))
+            on_disk = [StoredAxis((name,), 1, None) for name in lead]
+            on_disk += [self._stored_axis(axis) for axis in (leaf.dims if leaf.stored is None else leaf.stored)]
+            stored = self._rule_stored(tuple(on_disk))
+        return LeafSizes(
+            leaf.name, leaf.source, leaf.target, axes, stored, self._dtypes(leaf), self._conversion(leaf),
+            leaf.optional or self.rule.optional, leaf.place,
+        )  # fmt: skip
+
+    def _sizes(self, dim: Dim) -> tuple[int, ...]:
+        evaluate = self.flat.names.evaluate
+        return tuple(
+            require_size(evaluate(size, self.bindings, dim.place), f"the size of {dim.name!r} ({size.text})", dim.place)
+            for size in dim.sizes
         )
-    return Cut(tuple(axes), tuple(units), pad)
+
+    def _blocks(self, leaves: Sequence[Leaf]) -> dict[str, int]:
+        """Return per dim the elements that no cut may separate: the common multiple of all leaves' divisors."""
+        blocks: dict[str, int] = {}
+        for leaf in leaves:
+            for axis in (*leaf.dims, *(leaf.stored or ())):
+                if axis.dim is not None and axis.dim in self.dims:
+                    blocks[axis.dim] = lcm(blocks.get(axis.dim, 1), self._divisor(axis))
+        return blocks
+
+    def _cuts(self, blocks: Mapping[str, int]) -> dict[str, Cut]:
+        return {name: self._cut(shard, blocks.get(name, 1)) for name, shard in self.rule.shard.items()}
+
+    def _cut(self, shard: Shard, block: int) -> Cut:
+        parts = self.dims.get(shard.dim, ())
+        pad = self._shard_size(shard.pad, "pad", shard)
+        pad_rank = self._shard_size(shard.pad_rank, "pad_rank", shard)
+        named = [each if isinstance(each, str) else None for each in shard.axis] or [None]
+        axes = _per_part(shard, named, len(parts), "axis")
+        if shard.units:
+            given = [self._shard_size(unit, "units", shard) for unit in shard.units]
+            units = _per_part(shard, given, len(parts), "units")
+        elif shard.uneven is not None:
+            units = [-(-size // block) for size in parts]
+        else:
+            units = [-(-size // pad) * pad for size in parts]
+        if pad > 1 and len(parts) > 1:
+            problem = f"{shard.dim!r} has parts, and `pad` rounds up a whole dim"
+            raise MapperError([finding("M316", place=shard.place, problem=problem)])
+        return Cut(tuple(axes), tuple(units), pad, shard.uneven, pad_rank)
+
+    def _shard_size(self, expression: Expression | None, what: str, shard: Shard) -> int:
+        if expression is None:
+            return 1
+        return require_size(self.flat.names.evaluate(expression, self.bindings, shard.place), what, shard.place)
+
+    def _fill(self, name: str) -> float:
+        shard = self.rule.shard.get(name)
+        if shard is None or shard.fill is None:
+            return 0
+        value = self.flat.names.evaluate(shard.fill, self.bindings, shard.place)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise MapperError([finding("M304", place=shard.place, what="fill", found=value, expected="a number")])
+        return value
+
+    def _plain_axis(self, name: str, divisor: int, cuts: Mapping[str, Cut]) -> Axis:
+        return Axis(name, self.dims[name], divisor, cuts.get(name), self._fill(name))
+
+    def _axis(self, axis: LeafAxis, cuts: Mapping[str, Cut]) -> Axis:
+        if axis.dim is None:
+            assert axis.size is not None
+            return Axis("", (axis.size,), 1, None)
+        if axis.dim not in self.dims:
+            problem = f"the format needs the dim {axis.dim!r}, and the rule has {', '.join(map(repr, self.dims))}"
+            raise MapperError([finding("M316", place=self.rule.place, problem=problem)])
+        return self._plain_axis(axis.dim, self._divisor(axis), cuts)
+
+    def _divisor(self, axis: LeafAxis) -> int:
+        if axis.divisor is None:
+            return 1
+        value = self.formats.names.evaluate(axis.divisor, self.bindings, axis.place)
+        return require_size(value, f"the divisor of {axis.dim!r} ({axis.divisor.text})", axis.place)
+
+    def _stored_axis(self, axis: LeafAxis) -> StoredAxis:
+        if axis.dim is None:
+            return StoredAxis((), 1, axis.size)
+        return StoredAxis((axis.dim,), self._divisor(axis), None)
+
+    def _rule_stored(self, stored: tuple[StoredAxis, ...]) -> tuple[StoredAxis, ...]:
+        """Fold dims that the rule says run along another dim's axis on disk: `stored: {out: (expert out)}`."""
+        folded = {dim for name, dims in self.rule.stored.items() for dim in dims if dim != name}
+        kept = [each for each in stored if not set(each.dims) & folded]
+        return tuple(replace(each, dims=self.rule.stored.get(each.dims[0], each.dims)) if each.dims else each for each in kept)
+
+    def _dtypes(self, leaf: Leaf | None) -> frozenset[str]:
+        """Return the safetensors dtypes that may lie on disk; empty means any."""
+        for expression, names, place in self._given(leaf, "dtype"):
+            return frozenset({self._safetensors(names.evaluate(expression, self.bindings, place), place)})
+        return frozenset()
+
+    def _conversion(self, leaf: Leaf | None) -> Conversion | None:
+        for key in ("cast", "bitcast"):
+            for expression, names, place in self._given(leaf, key):
+                value = names.evaluate(expression, self.bindings, place)
+                if value is None or value == "none":
+                    return None
+                return Conversion(self._safetensors(value, place), key)
+        return None
+
+    def _given(self, leaf: Leaf | None, key: str) -> Iterator[tuple[Expression, Names, Place]]:
+        """Yield the rule's own setting of `key` first, then its leaf's."""
+        own = getattr(self.rule, key)
+        if own is not None:
+            yield own, self.flat.names, self.rule.place
+        of_leaf = getattr(leaf, key) if leaf is not None else None
+        if leaf is not None and of_leaf is not None:
+            yield of_leaf, self.formats.names, leaf.place
+
+    def _safetensors(self, value: Value, place: Place) -> str:
+        name = safetensors_name(value) if isinstance(value, str) else None
+        if name is None:
+            raise MapperError([finding("M304", place=place, what="dtype", found=value, expected="a dtype such as bfloat16")])
+        return name
 
 
 def _per_part(shard: Shard, given: Sequence[Given], num_parts: int, what: str) -> list[Given]:
@@ -162,101 +304,3 @@ def _per_part(shard: Shard, given: Sequence[Given], num_parts: int, what: str) -
         problem = f"{shard.dim!r} has {num_parts} parts and {len(given)} {what}, expected one for each part"
         raise MapperError([finding("M316", place=shard.place, problem=problem)])
     return list(given)
-
-
-def _leaves(
-    flat: FlatRule,
-    formats: Formats,
-    alternative: SourceAlternative,
-    position: int,
-    dims: Mapping[str, tuple[int, ...]],
-    cuts: Mapping[str, Cut],
-    bindings: Bindings,
-) -> tuple[LeafSizes, ...]:
-    rule = flat.rule
-    if not _has_leaf(flat):
-        axes = (
-            tuple(Axis(name, parts, 1, cuts.get(name)) for name, parts in dims.items()) if flat.rule.dims is not None else None
-        )
-        return (LeafSizes("", "", "", axes, _dtypes(flat, None, formats, bindings), rule.optional, rule.place),)
-    leaves = chosen_leaves(formats, _format_of(flat, alternative, position), bindings, rule.place)
-    known = {axis.dim for leaf in leaves for axis in leaf.dims}
-    lead = [name for name in dims if name not in known]
-    return tuple(
-        LeafSizes(
-            leaf.name,
-            leaf.source,
-            leaf.target,
-            _leaf_axes(flat, leaf, lead, dims, cuts, formats, bindings),
-            _dtypes(flat, leaf, formats, bindings),
-            leaf.optional or rule.optional,
-            leaf.place,
-        )
-        for leaf in leaves
-    )
-
-
-def chosen_leaves(formats: Formats, name: str, bindings: Bindings, place: Place) -> tuple[Leaf, ...]:
-    """Return the leaves of the format's first alternative whose `when` holds."""
-    for alternative in formats.formats[name].alternatives:
-        if alternative.when is None or formats.names.evaluate(alternative.when, bindings, alternative.place):
-            return alternative.leaves
-    raise MapperError([finding("M316", place=place, problem=f"no alternative of the format {name!r} holds for this config")])
-
-
-def _leaf_axes(
-    flat: FlatRule,
-    leaf: Leaf,
-    lead: list[str],
-    dims: Mapping[str, tuple[int, ...]],
-    cuts: Mapping[str, Cut],
-    formats: Formats,
-    bindings: Bindings,
-) -> tuple[Axis, ...] | None:
-    if flat.rule.dims is None:
-        return None
-    axes = [Axis(name, dims[name], 1, cuts.get(name)) for name in lead]
-    axes += [_axis(flat, axis, dims, cuts, formats, bindings) for axis in leaf.dims]
-    if leaf.stored is not None:
-        stored = [_axis(flat, axis, dims, cuts, formats, bindings) for axis in leaf.stored]
-        if stored != axes[len(lead) :]:
-            raise MapperError([finding("M310", place=leaf.place, feature="stored")])
-    return tuple(axes)
-
-
-def _axis(
-    flat: FlatRule,
-    axis: LeafAxis,
-    dims: Mapping[str, tuple[int, ...]],
-    cuts: Mapping[str, Cut],
-    formats: Formats,
-    bindings: Bindings,
-) -> Axis:
-    if axis.dim is None:
-        assert axis.size is not None
-        return Axis("", (axis.size,), 1, None)
-    if axis.dim not in dims:
-        problem = f"the format needs the dim {axis.dim!r}, and the rule has {', '.join(map(repr, dims))}"
-        raise MapperError([finding("M316", place=flat.rule.place, problem=problem)])
-    divisor = 1
-    if axis.divisor is not None:
-        value = formats.names.evaluate(axis.divisor, bindings, axis.place)
-        divisor = require_size(value, f"the divisor of {axis.dim!r} ({axis.divisor.text})", axis.place)
-    return Axis(axis.dim, dims[axis.dim], divisor, cuts.get(axis.dim))
-
-
-def _dtypes(flat: FlatRule, leaf: Leaf | None, formats: Formats, bindings: Bindings) -> frozenset[str]:
-    """Return the safetensors dtypes that may lie on disk; empty means any."""
-    for expression, names, place in (
-        (flat.rule.dtype, flat.names, flat.rule.place),
-        *(((leaf.dtype, formats.names, leaf.place),) if leaf else ()),
-    ):
-        if expression is not None:
-            value = names.evaluate(expression, bindings, place)
-            name = safetensors_name(value) if isinstance(value, str) else None
-            if name is None:
-                raise MapperError(
-                    [finding("M304", place=place, what="dtype", found=value, expected="a dtype such as bfloat16")]
-                )
-            return frozenset({name})
-    return frozenset()

@@ -9,7 +9,7 @@ from itertools import product
 from mapper.folding import fold, runs, split
 from mapper.pattern import IndexValue
 from mapper.plan.family import Family, SourceFamily
-from mapper.plan.geometry import local_axis, padding_boxes, pieces
+from mapper.plan.local import LocalShape, local_shape, padding_of, placed, source_pieces
 from mapper.plan.share import Share
 from mapper.regions import Box, spell, whole
 
@@ -50,25 +50,32 @@ def copies_on(share: Share, family: Family, sources: Sequence[SourceFamily], at:
     if family.axes is None:
         found = tuple(_whole_copies(family, sources, values, shape_of))
         return Held(next((_sizes(each.target_box) for each in found), None), found, ())
-    axes = [local_axis(axis, share.coordinate) for axis in family.axes]
-    shape: tuple[int, ...] = tuple(axis.size for axis in axes)
-    padding = padding_boxes(axes)
-    slots: list[tuple[Box, dict[str, IndexValue]]] = [((), {})]
-    if family.stack is not None:
-        here = share.slots(family.stack)
-        wanted = set(values[family.stack])
-        slots = [(((slot, slot + 1),), {family.stack: value}) for slot, value in enumerate(here) if value in wanted]
-        shape = (len(here), *shape)
-        padding = tuple(((0, len(here)), *box) for box in padding)
-    boxes = [pieces(axes, source.part, family.parts_axis) for source in sources]
-    copies = tuple(
-        Copy(source.template.name({**fixed, **stacked}), piece.source, family.target.name(fixed), (*slot, *piece.target))
-        for fixed in _combinations(family, values)
-        for source, own in zip(sources, boxes, strict=True)
-        for slot, stacked in slots
-        for piece in own
-    )
-    return Held(shape, copies, padding)
+    shape = local_shape(family, share)
+    copies = []
+    for source in sources:
+        boxes = source_pieces(family, source, share)
+        for fixed in _combinations(family, values):
+            for stacked, slots in _slots(family, source, shape, values):
+                name, target = source.template.name({**fixed, **stacked}), family.target.name(fixed)
+                copies += [Copy(name, box, target, into) for box, into in placed(family, source, shape, boxes, slots)]
+    return Held(shape.full, tuple(copies), tuple(box for box, _ in padding_of(family, shape)))
+
+
+def _slots(
+    family: Family, source: SourceFamily, shape: LocalShape, values: Mapping[str, Sequence[IndexValue]]
+) -> Iterator[tuple[dict[str, IndexValue], dict[int, int] | None]]:
+    """Yield the stacked values to name a source by, each with the slots it fills: slot -> its position in the source."""
+    if family.stack is None:
+        yield {}, None
+        return
+    assert shape.slots is not None
+    assert shape.positions is not None
+    wanted = set(values[family.stack])
+    filled = {slot: position for slot, position in enumerate(shape.positions) if shape.slots[slot] in wanted}
+    if source.holds_stack:
+        yield {}, filled
+    else:
+        yield from (({family.stack: shape.slots[slot]}, {slot: 0}) for slot in filled)
 
 
 def _whole_copies(

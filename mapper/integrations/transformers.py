@@ -23,11 +23,11 @@ def on_meta() -> Iterator[None]:
             assert known is not None
             module._parameters[name] = nn.Parameter(known.to("meta"), requires_grad=known.requires_grad)
 
-    nn.Module.register_parameter = register_on_meta  # type: ignore[assignment, method-assign]
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign, assignment]
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
 def build(folder: str | Path, *, architecture: str | None = None, dtype: torch.dtype | None = None) -> nn.Module:

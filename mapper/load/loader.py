@@ -9,14 +9,16 @@ from typing import Literal
 import torch
 from torch import nn
 
-from mapper.checkpoint import Checkpoint
+from mapper.checkpoint import Checkpoint, TensorHeader
 from mapper.compile import Program
 from mapper.load.files import CheckpointFiles
+from mapper.ops.dtypes import num_bytes
 from mapper.plan.plan import Plan, Step, iter_steps
+from mapper.regions import shape_of
 from mapper.report.load import LoadReport
 from mapper.session import UpdateSession
 from mapper.transfer.bind import Binding, Model, bind, materialize
-from mapper.transfer.copy import copy_box, copy_twins, fill_padding
+from mapper.transfer.copy import copy_box, copy_twins, fill_padding, read_as, view_of
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all) while a load runs."""
@@ -44,21 +46,21 @@ class Loader:
         binding = bind(plan, self.model)
         steps = _in_file_order(plan)
         proved = time.perf_counter()
-        written = 0
+        read = written = 0
         total = sum(_num_bytes(binding, step) for step in steps)
         with torch.no_grad(), CheckpointFiles(checkpoint) as files:
             for file in {plan.tensors[step.source].file for step in steps}:
                 files.elements(file, "U8")  # a file that changed since its header was read is found before the first write
             for step in steps:
-                copy_box(
-                    binding.tensors[step.target], step.target_box, files.read_box(plan.tensors[step.source], step.source_box)
-                )
+                header = plan.tensors[step.source]
+                copy_box(binding.tensors[step.target], step.target_box, _read(files, header, step), step.reading)
+                read += num_bytes(header.dtype, shape_of(step.source_box))
                 written += _num_bytes(binding, step)
                 if progress is not None:
                     progress(written, total)
             padded = fill_padding(binding.tensors, plan.padding())
             written += copy_twins(binding.tensors, binding.copied_twins)
-        return _report(plan, binding, files.bytes_read, written, padded, proved - start, time.perf_counter() - proved)
+        return _report(plan, binding, read, written, padded, proved - start, time.perf_counter() - proved)
 
     def update(self, *, scope: Literal["all"] = "all") -> UpdateSession:
         """Return a session that fills the model from a stream of (name, tensor)."""
@@ -71,6 +73,13 @@ def _in_file_order(plan: Plan) -> list[Step]:
     tensors = plan.tensors
     steps = [step for local in plan.families for step in iter_steps(local)]
     return sorted(steps, key=lambda step: (tensors[step.source].file, tensors[step.source].start, step.source_box))
+
+
+def _read(files: CheckpointFiles, header: TensorHeader, step: Step) -> torch.Tensor:
+    """Return the step's source box in the order of the target's axes: a view of the mapped file."""
+    if step.reading is None or step.reading.disk is None:
+        return read_as(files.read_box(header, step.source_box), step.reading)
+    return view_of(read_as(files.tensor(header), step.reading), step.source_box)
 
 
 def _num_bytes(binding: Binding, step: Step) -> int:

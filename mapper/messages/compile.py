@@ -138,4 +138,29 @@ MESSAGES: dict[str, Message] = {
         "Parts that are laid end to end share one grid of blocks; a part that ends inside a block has no place in it.",
         "The parts cannot be fused in this format; no layout works for this config.",
     ),
+    "M332": Message(
+        "the layout asks for {asked} redundant experts, and the runtime {runtime!r} has {given}",
+        "What a layout asks for and does not get changes which slots exist; a silent fallback would load the wrong layout.",
+        "Ask for {given}, or use a runtime that has redundant experts.",
+    ),
+    "M333": Message(
+        "the layout asks for placement {asked}, which the runtime {runtime!r} does not have for this config",
+        "Placement decides which rank holds which expert; the engine would silently fall back to linear.",
+        "Use linear placement.",
+    ),
+    "M334": Message(
+        "{slots} physical expert slots cannot be shared equally by ep={ep} ranks",
+        "With redundant experts, every rank has equally many slots.",
+        "Choose a number of redundant experts so that the slots divide.",
+    ),
+    "M335": Message(
+        "the placement table has {slots} slots, expected {expected} ({experts} experts and {redundant} redundant)",
+        "The table names the logical expert of each physical slot.",
+        "Correct the table, or redundant_experts.",
+    ),
+    "M336": Message(
+        "the placement table {problem}; experts are 0 to {last}",
+        "Every expert needs at least one slot, and only experts of the model have one.",
+        "Correct the table.",
+    ),
 }

@@ -38,6 +38,11 @@ MESSAGES: dict[str, Message] = {
         "A tied parameter shares the storage of its twin, so both live on the same ranks.",
         "Give the twin's rule a `stage` that holds both, such as `stage: both`.",
     ),
+    "M509": Message(
+        "{name!r} is read by a rule marked `reuse`, and by no other",
+        "A second reader does not make a tensor known: the rule that owns it is missing.",
+        "Add the owning rule, or drop `reuse`.",
+    ),
     "M520": Message(
         "{box} of {target} (shape {shape} on rank {rank}) is written by no source",
         "Coverage is decided by region: what is not written would stay random.",

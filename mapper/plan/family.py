@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
+from typing import Literal
 
 from mapper.diagnostics import Place
 from mapper.layout import Stage
@@ -27,56 +29,102 @@ class RuleInfo:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a dim is cut: per part the mesh axis (None: whole) and the units; the whole dim is rounded up to `pad` first."""
+    """How a dim is cut: per part the mesh axis (None: whole) and the units of `unit` elements that stay together.
+
+    The whole dim is rounded up to `pad` before the cut, each rank's share of a part to `pad_rank` after it. `uneven` gives
+    every rank ceil(units / ranks) units: 'pad' fills up what the last ranks lack, 'short' leaves it out.
+    """
 
     axes: tuple[str | None, ...]
     units: tuple[int, ...]
-    pad: int
+    pad: int = 1
+    uneven: Literal["pad", "short"] | None = None
+    pad_rank: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis of a stored tensor: logical sizes of the parts laid along it, and logical elements per stored element."""
+    """One axis of a target: logical sizes of the parts laid along it, and logical elements per element of the target.
+
+    `fill` is what padding holds. `selected` is the only part that the target holds, where parts go to several targets.
+    """
 
     dim: str
     parts: tuple[int, ...]
     divisor: int
     cut: Cut | None
+    fill: float = 0
+    selected: int | None = None
 
     @property
     def stored_parts(self) -> tuple[int, ...]:
-        """The stored size of each part; a last block that is not full counts as one."""
+        """The size of each part in elements of the target's grid; a last block that is not full counts as one."""
         return tuple(-(-size // self.divisor) for size in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class DiskLayout:
+    """How a source lies on disk: its shape there, the shape it is viewed as, and where each axis of the target is in that.
+
+    `divisors` are the logical elements per stored element along each axis of the target; where the target's grid is
+    finer, each stored element is repeated.
+    """
+
+    shape: tuple[int, ...]
+    viewed: tuple[int, ...]
+    order: tuple[int, ...]
+    divisors: tuple[int, ...]
+
+    @property
+    def seen(self) -> tuple[int, ...]:
+        """The shape in the order of the target's axes."""
+        return tuple(self.viewed[position] for position in self.order)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the axes on disk are those of the target, in its order."""
+        return self.shape == self.viewed and self.order == tuple(range(len(self.order)))
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFamily:
     """The source tensors of one part (None: of all parts at once) of a family's targets.
 
-    `domains` are the values of the indices in `template`; `dtypes` the safetensors dtypes allowed on disk (empty: any).
+    `domains` are the values of the indices in `template`; `dtypes` the safetensors dtypes allowed on disk (empty: any);
+    `disk` is None where only the header knows the shape. `holds_stack` marks a tensor that has all values of the stacked
+    index along its first axis.
     """
 
     template: Template
     domains: Domains
     part: int | None
     dtypes: frozenset[str]
+    disk: DiskLayout | None = None
+    holds_stack: bool = False
 
     @property
     def num_sources(self) -> int:
-        count = 1
-        for index in self.template.indices:
-            count *= len(self.domains[index])
-        return count
+        return prod(len(self.domains[index]) for index in self.template.indices)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """The dtype of the target where it is not the source's: by value (`cast`) or by bit pattern (`bitcast`)."""
+
+    dtype: str
+    by: Literal["cast", "bitcast"]
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
     """All targets of one rule, leaf and set of sizes.
 
-    `domains` holds the values of every index of the rule here; `placed` says which mesh axis owns an index; `stack` is
-    the index that becomes the leading axis. `axes` is None where the checkpoint's header decides the shape.
-    `alternatives` are ways to spell the sources, decided per rule; a tied family has none and names its twin in `tie`.
-    `refusal` says why its sources may not be there, where the rule leaves open what they would mean.
+    `domains` holds the values of every index of the rule here; `placed` says which mesh axis owns an index. `stack` is the
+    index that becomes the leading axis or, with `stack_axis`, lies along that axis. `axes` is None where the checkpoint's
+    header decides the shape. `alternatives` are ways to spell the sources, decided per rule; a tied family has none and
+    names its twin in `tie`. `after` are the families behind whose slots this one's follow, along axis `append_axis`.
+    `only_first` are mesh axes off whose first rank the target holds zeros. `refusal` says why the sources may not be
+    there, where the rule leaves open what they would mean. `reuses` marks a second reader of sources.
     """
 
     number: int
@@ -92,27 +140,18 @@ class Family:
     optional: bool
     skips_others: bool
     tie: Template | None
+    stack_axis: int | None = None
+    conversion: Conversion | None = None
+    reuses: bool = False
+    after: tuple[Family, ...] = ()
+    append_axis: int | None = None
+    only_first: tuple[str, ...] = ()
     refusal: str = ""
-
-    @property
-    def target_domains(self) -> Domains:
-        """The values of the indices in the target's name."""
-        return {index: self.domains[index] for index in self.target.indices}
 
     @property
     def parts_axis(self) -> int | None:
         """The position of the axis along which parts are laid, or None."""
         return next((position for position, axis in enumerate(self.axes or ()) if len(axis.parts) > 1), None)
-
-    def source_shape(self, source: SourceFamily) -> tuple[int, ...] | None:
-        """Return the shape of one source tensor on disk, or None where only its header knows."""
-        if self.axes is None:
-            return None
-        parts_axis = self.parts_axis
-        return tuple(
-            axis.stored_parts[source.part] if source.part is not None and position == parts_axis else sum(axis.stored_parts)
-            for position, axis in enumerate(self.axes)
-        )
 
 
 @dataclass(frozen=True, slots=True)

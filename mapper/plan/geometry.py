@@ -1,24 +1,47 @@
 """From a family's axes and a rank's position to boxes: which slice of a source lands in which slice of a target.
 
 Everything here is affine in the parts; the names and index values do not matter, so one result serves a whole family.
+Source boxes are in the order of the target's axes: a source that lies transposed or folded on disk is viewed so first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Protocol
 
 from mapper.plan.family import Axis, Cut
 from mapper.regions import Box, Interval, difference, volume, whole
 
-Coordinate = Callable[[str], tuple[int, int]]
-"""(size, position) of this rank along a mesh axis."""
+
+class Position(Protocol):
+    """Where a rank is on the mesh."""
+
+    def coordinate(self, axis: str) -> tuple[int, int]:
+        """Return (size, position) along a mesh axis."""
+        ...
+
+    def held_slots(self, count: int) -> Sequence[int]:
+        """Return which of `count` experts are in this rank's slots, in slot order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Consecutive logical elements of one part that a rank holds, and where they start among its own."""
+
+    start: int
+    stop: int
+    at: int
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A run along one axis, in stored elements: of a part's own source, of a source that holds all parts, of the target."""
+    """A run along one axis in elements: of a part's own source, of a source that holds all parts, of the target.
+
+    Where the target's interval is k times as long, each element of the source is repeated k times.
+    """
 
     part: int
     source: Interval
@@ -33,52 +56,105 @@ class LocalAxis:
     size: int
     segments: tuple[Segment, ...]
     padding: tuple[Interval, ...]
+    fill: float
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one source tensor gives to one target tensor on this rank; boxes leave out a stacked axis."""
+    """What one source tensor gives to one target tensor on this rank; boxes leave out a stacked leading axis."""
 
     source: Box
     target: Box
 
 
-def local_axis(axis: Axis, coordinate: Coordinate) -> LocalAxis:
-    """Return the rank's share of one axis; the program has checked that no unit or block is cut."""
+def local_axis(axis: Axis, position: Position, *, stored: int | None = None) -> LocalAxis:
+    """Return the rank's share of one axis whose sources hold one element per `stored` logical ones (None: as the target).
+
+    The program has checked that no unit or block is cut.
+    """
     segments: list[Segment] = []
     padding: list[Interval] = []
-    position = joined = 0
+    stored = stored or axis.divisor
+    at = joined = 0
     for part, size in enumerate(axis.parts):
-        start, stop, share = _share(axis.cut, part, size, coordinate)
-        low, high, width = start // axis.divisor, -(-stop // axis.divisor), -(-share // axis.divisor)
-        filled = high - low if start < stop else 0
-        if filled:
-            segments.append(Segment(part, (low, high), (joined + low, joined + high), (position, position + filled)))
-        if filled < width:
-            padding.append((position + filled, position + width))
-        position += width
-        joined += -(-size // axis.divisor)
-    return LocalAxis(position, tuple(segments), tuple(padding))
+        if axis.selected in (None, part):
+            runs, share = _shares(axis.cut, part, size, position)
+            width = -(-share // axis.divisor)
+            filled = at
+            for run in runs:
+                for segment in _segments(axis.divisor, stored, part, run, joined, at):
+                    segments.append(segment)
+                    filled = segment.target[1]
+            if filled < at + width:
+                padding.append((filled, at + width))
+            at += width
+        joined += -(-size // stored)
+    return LocalAxis(at, tuple(segments), tuple(padding), axis.fill)
 
 
-def _share(cut: Cut | None, part: int, size: int, coordinate: Coordinate) -> tuple[int, int, int]:
-    """Return (start, stop) of the rank's logical elements of one part, and how many it holds with padding."""
+def _segments(divisor: int, stored: int, part: int, run: Run, joined: int, at: int) -> Iterator[Segment]:
+    """Yield the segments of one run; a run that starts or ends inside a coarser stored element has a head and a tail."""
+    if run.start >= run.stop:
+        return
+    if stored == divisor:
+        low, high = run.start // divisor, -(-run.stop // divisor)
+        begin = at + run.at // divisor
+        yield Segment(part, (low, high), (joined + low, joined + high), (begin, begin + high - low))
+        return
+    assert stored % divisor == 0, f"a grid of {stored} cannot be made coarser, to {divisor}"
+    head = min(-(-run.start // stored) * stored, run.stop)
+    tail = max(run.stop // stored * stored, head)
+    for start, stop in ((run.start, head), (head, tail), (tail, run.stop)):
+        low, high = start // stored, -(-stop // stored)
+        begin, end = start // divisor, -(-stop // divisor)
+        if begin < end:
+            offset = at + run.at // divisor - run.start // divisor
+            yield Segment(part, (low, high), (joined + low, joined + high), (offset + begin, offset + end))
+
+
+def _shares(cut: Cut | None, part: int, size: int, position: Position) -> tuple[list[Run], int]:
+    """Return the logical runs of one part that the rank holds, and how many elements it has room for."""
     if cut is None:
-        return 0, size, size
+        return [Run(0, size, 0)], size
     padded = -(-size // cut.pad) * cut.pad
     axis = cut.axes[part]
     if axis is None:
-        return 0, size, padded
-    num_ranks, position = coordinate(axis)
+        return [Run(0, size, 0)], _rounded(padded, cut.pad_rank)
+    if axis == "ep" and cut.units[part] == size and cut.uneven is None:
+        slots = position.held_slots(size)
+        return _merged(slots), _rounded(len(slots), cut.pad_rank)
+    num_ranks, rank = position.coordinate(axis)
     units = cut.units[part]
-    if units % num_ranks == 0:
+    if cut.uneven is not None:
+        unit = -(-padded // units)
+        room = -(-units // num_ranks) * unit
+        start = min(rank * room, size)
+        stop = min(start + room, size)
+        share = room if cut.uneven == "pad" else stop - start
+    elif units % num_ranks == 0:
         share = padded // num_ranks
-        start = position * share
+        start, stop = min(rank * share, size), min((rank + 1) * share, size)
     else:
         assert num_ranks % units == 0, f"{units} units over {num_ranks} ranks were let through"
         share = padded // units
-        start = position // (num_ranks // units) * share
-    return min(start, size), min(start + share, size), share
+        start = rank // (num_ranks // units) * share
+        stop = start + share
+    return [Run(start, stop, 0)], _rounded(share, cut.pad_rank)
+
+
+def _rounded(share: int, unit: int) -> int:
+    return -(-share // unit) * unit
+
+
+def _merged(slots: Sequence[int]) -> list[Run]:
+    """Return the slots as runs of consecutive values."""
+    runs: list[Run] = []
+    for at, value in enumerate(slots):
+        if runs and runs[-1].stop == value:
+            runs[-1] = Run(runs[-1].start, value + 1, runs[-1].at)
+        else:
+            runs.append(Run(value, value + 1, at))
+    return runs
 
 
 def pieces(axes: Sequence[LocalAxis], part: int | None, parts_axis: int | None) -> tuple[Piece, ...]:
@@ -99,15 +175,14 @@ def pieces(axes: Sequence[LocalAxis], part: int | None, parts_axis: int | None) 
     )
 
 
-def padding_boxes(axes: Sequence[LocalAxis]) -> tuple[Box, ...]:
-    """Return disjoint boxes that hold the declared padding of a target."""
+def padding_boxes(axes: Sequence[LocalAxis]) -> tuple[tuple[Box, float], ...]:
+    """Return disjoint boxes that hold the declared padding of a target, each with the value it is filled with."""
     shape = tuple(axis.size for axis in axes)
-    boxes: list[Box] = []
+    boxes: list[tuple[Box, float]] = []
     for position, axis in enumerate(axes):
         for interval in axis.padding:
-            box: Box = (*whole(shape[:position]), interval, *whole(shape[position + 1 :]))
-            fresh = [box]
-            for known in boxes:
+            fresh: list[Box] = [(*whole(shape[:position]), interval, *whole(shape[position + 1 :]))]
+            for known, _ in boxes:
                 fresh = [rest for each in fresh for rest in difference(each, known)]
-            boxes += [each for each in fresh if volume(each)]
+            boxes += [(each, axis.fill) for each in fresh if volume(each)]
     return tuple(boxes)

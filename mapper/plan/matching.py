@@ -15,7 +15,7 @@ from mapper.checkpoint import TensorHeader
 from mapper.diagnostics import Diagnostic, finding
 from mapper.ops.dtypes import torch_name
 from mapper.pattern import IndexValue, instantiate
-from mapper.plan.family import Axis, Family, SkipRule, SourceFamily
+from mapper.plan.family import Axis, DiskLayout, Family, SkipRule, SourceFamily
 
 Combination = tuple[IndexValue, ...]
 
@@ -70,6 +70,7 @@ def match(
     chosen = {**_choose_alternatives(families, tensors), **(chosen or {})}
     matched: list[MatchedFamily] = []
     claimed: set[str] = set()
+    reread: set[str] = set()
     superseded: dict[str, SkipRule] = {}
     missing: list[Diagnostic] = []
     wrong: list[Diagnostic] = []
@@ -78,9 +79,11 @@ def match(
             matched.append(MatchedFamily(family, (), frozenset(), frozenset(), {}))
             continue
         alternative = family.alternatives[chosen[family.rule.number]]
-        matched.append(_match_family(family, alternative, tensors, claimed, missing, wrong))
+        matched.append(_match_family(family, alternative, tensors, claimed, reread, missing, wrong))
         if family.skips_others:
             superseded.update(_other_spellings(family, alternative, tensors))
+    owned_by_none = sorted(reread - claimed)
+    wrong += [finding("M509", subject=name, name=name) for name in owned_by_none]
     left = [name for name in tensors if name not in claimed] if len(claimed) < len(tensors) else []
     skipped, unknown = _classify(left, skips, superseded)
     return Matching(
@@ -129,6 +132,7 @@ def _match_family(
     alternative: tuple[SourceFamily, ...],
     tensors: Mapping[str, TensorHeader],
     claimed: set[str],
+    reread: set[str],
     missing: list[Diagnostic],
     wrong: list[Diagnostic],
 ) -> MatchedFamily:
@@ -151,19 +155,19 @@ def _match_family(
             if absent or incomplete
             else spelled
         )
-        claimed.update(present)
+        (reread if family.reuses else claimed).update(present)
         if family.refusal:
             wrong += [
                 finding("M506", place=family.rule.place, subject=name, name=name, problem=family.refusal) for name in present
             ]
-        shape = family.source_shape(source)
+        shape = source.disk.shape if source.disk is not None else None
         allowed = source.dtypes
         for name, header in zip(spelled, headers, strict=True):
             if header is None:
                 continue
             kinds.add(header[0])
             if shape is not None and header[1] != shape:
-                wrong.append(_wrong_shape(family, source, name, shape, header))
+                wrong.append(_wrong_shape(family, source.disk, name, header))
             if allowed and header[0] not in allowed:
                 refused.add(name)
                 wrong.append(_wrong_dtype(family, name, allowed, header))
@@ -223,7 +227,8 @@ def _headers(
     first = next((header for headers in found for header in headers if header is not None), None)
     if first is None:
         return {}
-    if len(kinds) == 1 and family.axes is not None:
+    is_cast = family.conversion is not None and family.conversion.by == "cast"
+    if family.axes is not None and (len(kinds) == 1 or is_cast):
         return {(): first}
     by_target: dict[Combination, list[tuple[str, TensorHeader]]] = {}
     for source, headers, spelled in zip(alternative, found, names, strict=True):
@@ -240,7 +245,7 @@ def _headers(
         usual = max(in_target, key=lambda dtype: (in_target[dtype], in_family[dtype]))
         usual_name, chosen[combination] = next(each for each in judged if each[1].dtype == usual)
         for name, header in judged:
-            if header.dtype != usual:
+            if header.dtype != usual and not is_cast:
                 odd[name] = finding(
                     "M507", place=family.rule.place, subject=name, hint=f"the other is {usual_name!r}", name=name,
                     found=header.dtype, other=usual,
@@ -249,12 +254,14 @@ def _headers(
     return chosen
 
 
-def _wrong_shape(family: Family, source: SourceFamily, name: str, shape: tuple[int, ...], header: TensorHeader) -> Diagnostic:
+def _wrong_shape(family: Family, disk: DiskLayout | None, name: str, header: TensorHeader) -> Diagnostic:
     assert family.axes is not None
-    dims = ", ".join(_spell_axis(axis, size) for axis, size in zip(family.axes, shape, strict=True))
-    return finding(
-        "M503", place=family.rule.place, subject=name, name=name, expected=list(shape), dims=dims, found=list(header.shape)
-    )
+    assert disk is not None
+    dims = "as the format stores it"
+    if disk.is_plain and len(disk.shape) == len(family.axes):
+        dims = ", ".join(_spell_axis(axis, size) for axis, size in zip(family.axes, disk.shape, strict=True))
+    expected, found = list(disk.shape), list(header.shape)
+    return finding("M503", place=family.rule.place, subject=name, name=name, expected=expected, dims=dims, found=found)
 
 
 def _spell_axis(axis: Axis, size: int) -> str:

@@ -54,17 +54,29 @@ class Share:
         axis = self.placed.get(index)
         if axis is None:
             return values
-        size, position = self._coordinates[axis]
-        owned = (
-            stage_layers(len(values), self.mesh.layout, position) if axis == "pp" else expert_slots(len(values), size, position)
-        )
-        return values[owned.start : owned.stop]
+        if axis == "pp":
+            owned = stage_layers(len(values), self.mesh.layout, self._coordinates[axis][1])
+            return values[owned.start : owned.stop]
+        return tuple(values[expert] for expert in self.held_slots(len(values)))
+
+    def held_slots(self, count: int) -> tuple[int, ...]:
+        """Return which of `count` experts are in this rank's slots, in slot order."""
+        known = self._held.get(count)
+        if known is None:
+            (size, position), mesh = self._coordinates["ep"], self.mesh
+            known = expert_slots(count, size, position, redundant=mesh.redundant_experts, placement=mesh.placement)
+            self._held[count] = known
+        return known
+
+    @cached_property
+    def _held(self) -> dict[int, tuple[int, ...]]:
+        return {}
 
     def owned(self, index: str, values: tuple[IndexValue, ...]) -> tuple[IndexValue, ...]:
-        """Return those of `values` that live here, in slot order."""
+        """Return those of `values` that live here, each once, in slot order."""
         if index not in self.placed:
             return values
-        here = self._slots[index]
+        here = tuple(dict.fromkeys(self._slots[index]))
         if len(values) == len(self.domains[index]):
             return here
         wanted = set(values)

@@ -88,4 +88,4 @@ def _unfilled(plan: Plan, name: str, model: DeclaredTarget) -> Diagnostic:
 
 
 def _rule_of(plan: Plan, target: PlannedTarget) -> RuleInfo:
-    return next(each.family.rule for each in plan.matching.families if each.family.rule.number == target.rule)
+    return next(each.family.rule for each in plan.matching.families if each.family.rule.number == target.rules[0])

@@ -187,10 +187,10 @@ class _Tally:
         for matched in self.matching.families:
             family = matched.family
             for position, source in enumerate(matched.sources):
-                shape = family.source_shape(source)
                 pieces = self._read.get((family.number, position))
-                if shape is None or pieces is None:
+                if source.disk is None or pieces is None:
                     continue
+                shape = source.disk.seen[1:] if source.holds_stack else source.disk.seen
                 for box in uncovered(whole(shape), sorted(piece.source for piece in pieces)):
                     name = str(source.template)
                     yield finding("M535", place=family.rule.place, subject=name, name=name, box=spell(box))

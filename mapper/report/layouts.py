@@ -162,8 +162,8 @@ def _unread(
 ) -> Iterator[Diagnostic]:
     family = variant.family
     for number, source in enumerate(variant.sources):
-        shape = family.source_shape(source)
-        if shape is not None:
+        if source.disk is not None:
+            shape = source.disk.seen[1:] if source.holds_stack else source.disk.seen
             boxes = sorted(piece.source for piece in read.get(position * 1000 + number, ()))
             for box in uncovered(whole(shape), boxes):
                 name = str(source.template)
@@ -171,4 +171,6 @@ def _unread(
     for index in family.placed.keys() & family.domains.keys():
         lost = [value for value in family.domains[index] if value not in held.get((position, index), ())]
         if lost:
-            yield finding("M536", place=family.rule.place, subject=str(family.target), target=str(family.target), index=index, lost=lost)
+            yield finding(
+                "M536", place=family.rule.place, subject=str(family.target), target=str(family.target), index=index, lost=lost
+            )

@@ -12,6 +12,7 @@ from mapper.folding import fold
 from mapper.ops.dtypes import num_bytes
 from mapper.pattern import IndexValue, Template
 from mapper.plan.geometry import Piece
+from mapper.plan.local import padding_of
 from mapper.plan.plan import LocalFamily, Plan, Step, iter_steps, target_names
 from mapper.regions import Box, shape_of, spell, volume
 
@@ -89,7 +90,7 @@ class PlanReport:
             "ties": [list(each) for each in self.ties],
             "skipped_by": dict(self.skipped_by),
             "totals": asdict(self.totals),
-            **({} if self.steps is None else {"steps": [each._asdict() for each in self.steps]}),
+            **({} if self.steps is None else {"steps": [_step_object(each) for each in self.steps]}),
             "findings": as_objects(self.findings),
         }
 
@@ -159,7 +160,7 @@ def _planned_rules(local: LocalFamily, plan: Plan) -> Iterator[PlannedRule]:
             steps.setdefault(step.target, []).append(step)
     for (dtype, shape), names in kinds.items():
         sources = _planned_sources(local) if steps is None else _listed_sources(local, steps, names)
-        volume_of_whole = num_bytes(dtype, shape[1:] if local.slots is not None else shape) if dtype else 0
+        volume_of_whole = num_bytes(dtype, shape) if dtype else 0
         yield PlannedRule(
             rule=family.rule.text,
             place=family.rule.place,
@@ -168,12 +169,22 @@ def _planned_rules(local: LocalFamily, plan: Plan) -> Iterator[PlannedRule]:
             num_targets=len(names),
             dtype=dtype,
             shape=shape,
-            num_slots=len(local.slots) if local.slots is not None else None,
+            num_slots=_num_slots(local),
             num_bytes=num_bytes(dtype, shape) * len(names) if dtype else 0,
             num_bytes_read=sum(_bytes_read(each, dtype, volume_of_whole) for each in sources) if dtype else 0,
             sources=sources,
-            padding=local.padding,
+            padding=_padding(local),
         )
+
+
+def _num_slots(local: LocalFamily) -> int | None:
+    """Return the size of the leading axis that a stacked index makes, or None where there is none."""
+    is_leading = local.shape is not None and local.shape.slots is not None and local.matched.family.stack_axis is None
+    return len(local.shape.slots or ()) if local.shape is not None and is_leading else None
+
+
+def _padding(local: LocalFamily) -> tuple[Box, ...]:
+    return () if local.shape is None else tuple(box for box, _ in padding_of(local.matched.family, local.shape))
 
 
 def _bytes_read(sources: PlannedSources, dtype: str, whole: int) -> int:
@@ -183,15 +194,16 @@ def _bytes_read(sources: PlannedSources, dtype: str, whole: int) -> int:
 def _planned_sources(local: LocalFamily) -> tuple[PlannedSources, ...]:
     stack = local.matched.family.stack
     values: dict[str, Sequence[IndexValue]] = dict(local.values)
-    if stack is not None and local.slots is not None:
-        values[stack] = local.slots
+    if stack is not None and local.shape is not None and local.shape.slots is not None:
+        values[stack] = local.shape.slots
     planned = []
     for source, boxes in zip(local.matched.sources, local.pieces, strict=True):
-        if boxes:
+        if boxes or local.shape is None:
             count = 1
             for index in source.template.indices:
                 count *= len(values[index])
-            planned.append(PlannedSources((_spell(source.template, values),), count, boxes))
+            whole = (Piece((), ()),)
+            planned.append(PlannedSources((_spell(source.template, values),), count, boxes or whole))
     return tuple(planned)
 
 
@@ -199,7 +211,7 @@ def _listed_sources(
     local: LocalFamily, steps: Mapping[str, Sequence[Step]], names: Sequence[str]
 ) -> tuple[PlannedSources, ...]:
     """Return the sources of some of the family's targets, from their steps."""
-    is_stacked = local.slots is not None
+    is_stacked = _num_slots(local) is not None
     groups: dict[tuple[Piece, ...], dict[str, None]] = {}
     for name in names:
         by_source: dict[str, list[Piece]] = {}
@@ -225,6 +237,10 @@ def _spell(template: Template, values: Mapping[str, Sequence[IndexValue]]) -> st
         folds = list(map(str, fold(texts)))
         parts.append(folds[0] if len(folds) == 1 else f"{{{', '.join(folds)}}}")
     return ".".join(parts)
+
+
+def _step_object(step: Step) -> dict[str, object]:
+    return {name: getattr(step, name) for name in ("source", "source_box", "target", "target_box")}
 
 
 def _rule_lines(rule: PlannedRule) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from types import TracebackType
@@ -17,27 +17,27 @@ from mapper.diagnostics import Diagnostic, MapperError, finding
 from mapper.ops.dtypes import safetensors_name, torch_name
 from mapper.pattern import IndexValue
 from mapper.plan.family import Family
-from mapper.plan.geometry import Piece, local_axis, pieces
+from mapper.plan.geometry import Piece
+from mapper.plan.local import LocalShape, Reading, local_shape, placed, reading_of, source_pieces
 from mapper.plan.matching import match
 from mapper.plan.plan import assemble
 from mapper.plan.share import Share
 from mapper.regions import Box, whole
 from mapper.report.load import LoadReport
 from mapper.transfer.bind import Model, bind, declare, model_tensors
-from mapper.transfer.copy import copy_box, copy_twins, fill_padding, view_of
+from mapper.transfer.copy import copy_box, copy_twins, fill_padding, read_as, view_of
 
 
 @dataclass(frozen=True, slots=True)
 class _Intake:
-    """What one source of a family is on this rank: its shape on disk, the local shape of its targets, the boxes it fills.
+    """What one source of a family is on this rank: how it is read, the local shape of its targets, the boxes it fills.
 
-    Shapes are None where the tensor itself decides; boxes leave out a stacked axis.
+    `shape` is None where the tensor itself decides.
     """
 
-    source_shape: tuple[int, ...] | None
-    target_shape: tuple[int, ...] | None
+    reading: Reading | None
+    shape: LocalShape | None
     pieces: tuple[Piece, ...]
-    slots: Mapping[IndexValue, int] | None
 
 
 class UpdateSession:
@@ -164,7 +164,7 @@ class UpdateSession:
         findings: list[Diagnostic] = []
         if (
             family.refusal
-            or (intake.source_shape is not None and header.shape != intake.source_shape)
+            or (source.disk is not None and header.shape != source.disk.shape)
             or (source.dtypes and header.dtype not in source.dtypes)
         ):
             one = replace(source, domains={index: (value,) for index, value in claim.bindings.items()})
@@ -179,7 +179,8 @@ class UpdateSession:
         if model is None:
             return [finding("M531", place=place, subject=name, rule=family.rule.text, name=name)]
         findings = []
-        shape, dtype = intake.target_shape if intake.target_shape is not None else header.shape, torch_name(header.dtype)
+        shape = intake.shape.full if intake.shape is not None else header.shape
+        dtype = torch_name(family.conversion.dtype if family.conversion is not None else header.dtype)
         if model.shape != shape:
             found, expected = list(model.shape), list(shape)
             findings.append(finding("M532", place=place, subject=name, name=name, found=found, expected=expected))
@@ -195,11 +196,13 @@ class UpdateSession:
     def _write(self, claim: Claim, tensor: torch.Tensor) -> None:
         self._chosen[claim.family.rule.number] = self._best(claim)
         intake = self._intake(claim)
+        boxes = list(_boxes(claim, intake, tuple(tensor.shape)))
+        read = read_as(tensor, intake.reading)
         for name in self._target_names(claim):
             target = self._tensors[name]
-            for source_box, target_box in _boxes(claim, intake, tuple(tensor.shape)):
-                view = view_of(tensor, source_box)
-                copy_box(target, target_box, view)
+            for source_box, target_box in boxes:
+                view = view_of(read, source_box)
+                copy_box(target, target_box, view, intake.reading)
                 self._bytes += view.numel() * view.element_size()
 
     def _intake(self, claim: Claim) -> _Intake:
@@ -226,28 +229,25 @@ class UpdateSession:
 
 
 def _intake_of(claim: Claim, share: Share) -> _Intake:
-    family = claim.family
+    family, source = claim.family, claim.source
+    reading = reading_of(family, source)
     if family.axes is None:
-        return _Intake(None, None, (), None)
-    axes = [local_axis(axis, share.coordinate) for axis in family.axes]
-    shape = tuple(axis.size for axis in axes)
-    slots = None if family.stack is None else {value: slot for slot, value in enumerate(share.slots(family.stack))}
-    return _Intake(
-        family.source_shape(claim.source),
-        shape if slots is None else (len(slots), *shape),
-        pieces(axes, claim.source.part, family.parts_axis),
-        slots,
-    )
+        return _Intake(reading, None, ())
+    return _Intake(reading, local_shape(family, share), source_pieces(family, source, share))
 
 
-def _boxes(claim: Claim, intake: _Intake, shape: tuple[int, ...]) -> list[tuple[Box, Box]]:
-    """Return (source box, target box) of everything that the claimed source gives to one of its targets."""
-    if intake.target_shape is None:
-        return [(whole(shape), whole(shape))]
-    if intake.slots is None:
-        return [(piece.source, piece.target) for piece in intake.pieces]
-    slot = intake.slots[claim.bindings[str(claim.family.stack)]]
-    return [(piece.source, ((slot, slot + 1), *piece.target)) for piece in intake.pieces]
+def _boxes(claim: Claim, intake: _Intake, shape: tuple[int, ...]) -> Iterator[tuple[Box, Box]]:
+    """Yield (source box, target box) of everything that the claimed source gives to one of its targets."""
+    if intake.shape is None:
+        yield whole(shape), whole(shape)
+        return
+    slots: dict[int, int] | None = None
+    if intake.shape.slots is not None:
+        assert intake.shape.positions is not None
+        value = claim.bindings.get(str(claim.family.stack))
+        filled = enumerate(zip(intake.shape.slots, intake.shape.positions, strict=True))
+        slots = {slot: position for slot, (each, position) in filled if value is None or each == value}
+    yield from placed(claim.family, claim.source, intake.shape, intake.pieces, slots)
 
 
 def _header(name: str, tensor: torch.Tensor) -> TensorHeader:

@@ -1,4 +1,4 @@
-"""Boxes of tensors: narrowed views, copies between them, zeros in padding."""
+"""Boxes of tensors: narrowed views, copies between them, declared values in padding."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
+from mapper.ops.dtypes import torch_name
+from mapper.plan.local import Reading
 from mapper.regions import Box
 
 
@@ -17,18 +19,48 @@ def view_of(tensor: torch.Tensor, box: Box) -> torch.Tensor:
     return tensor
 
 
-def copy_box(target: torch.Tensor, target_box: Box, source: torch.Tensor) -> None:
-    """Copy `source` to a box of `target`; the box of a stacked target has one leading slot that the source does not have.
+def read_as(source: torch.Tensor, reading: Reading | None) -> torch.Tensor:
+    """Return the source with its axes and its bit pattern as the target has them; a view, whatever lies on disk."""
+    if reading is None:
+        return source
+    if reading.disk is not None:
+        source = source.reshape(reading.disk.viewed).permute(reading.disk.order)
+    if reading.conversion is not None and reading.conversion.by == "bitcast":
+        source = source.view(_dtype(reading.conversion.dtype))
+    return source
 
-    Shapes and dtypes are equal; the binding has checked it.
+
+def copy_box(target: torch.Tensor, target_box: Box, source: torch.Tensor, reading: Reading | None = None) -> None:
+    """Copy `source` to a box of `target`.
+
+    The box of a stacked target has one leading slot that the source does not have. Where the box is k times as long as the
+    source, each element is repeated k times. Dtypes are equal, unless the reading says that values are cast.
     """
     view = view_of(target, target_box)
     if view.dim() == source.dim() + 1:
         view = view.squeeze(0)
-    assert (view.shape, view.dtype) == (source.shape, source.dtype), (
-        f"{view.shape} {view.dtype} from {source.shape} {source.dtype}"
-    )
+    is_cast = reading is not None and reading.conversion is not None and reading.conversion.by == "cast"
+    assert is_cast or view.dtype == source.dtype, f"{view.dtype} from {source.dtype}"
+    _copy(view, source)
+
+
+def _copy(view: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy with repetition: split the longer axes of the view in (elements, repeats), which needs no buffer."""
+    for dim in reversed(range(view.dim())):
+        size, given = view.shape[dim], source.shape[dim]
+        if size != given:
+            assert given, f"nothing of {tuple(source.shape)} fills {tuple(view.shape)}"
+            assert size % given == 0, f"{tuple(view.shape)} from {tuple(source.shape)}"
+            view = view.view(*view.shape[:dim], given, size // given, *view.shape[dim + 1 :])
+            source = source.unsqueeze(dim + 1)
     view.copy_(source)
+
+
+def _dtype(name: str) -> torch.dtype:
+    spelled = torch_name(name)
+    assert spelled is not None, f"torch has no dtype for {name}"
+    dtype: torch.dtype = getattr(torch, spelled)
+    return dtype
 
 
 def copy_twins(tensors: Mapping[str, torch.Tensor], twins: Mapping[str, str]) -> int:
@@ -40,11 +72,20 @@ def copy_twins(tensors: Mapping[str, torch.Tensor], twins: Mapping[str, str]) ->
     return written
 
 
-def fill_padding(tensors: Mapping[str, torch.Tensor], padding: Iterable[tuple[str, Box]]) -> int:
-    """Write zeros to every padding box; return the number of bytes written."""
+def fill_padding(tensors: Mapping[str, torch.Tensor], padding: Iterable[tuple[str, Box, float]]) -> int:
+    """Write to every padding box the value it holds; return the number of bytes written."""
     written = 0
-    for name, box in padding:
+    for name, box, value in padding:
         view = view_of(tensors[name], box)
-        view.zero_()
+        if value:
+            view.fill_(value)
+        else:
+            _as_bytes(view).zero_()
         written += view.numel() * view.element_size()
     return written
+
+
+def _as_bytes(view: torch.Tensor) -> torch.Tensor:
+    """Return the view as whole numbers of the same width: zero is all bits zero in every dtype, also where torch fills none."""
+    widths = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return view.view(widths[view.element_size()])
