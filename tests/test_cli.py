@@ -324,7 +324,7 @@ def test_the_bundled_specs_are_fine(run_json, command):
 @pytest.mark.parametrize("command", ["lint", "test"])
 def test_a_spec_that_cannot_be_read_is_a_finding_of_its_own(run, run_json, tmp_path, command):
     path, other = tmp_path / "broken.yaml", tmp_path / "other.yaml"
-    path.write_text(SPEC.read_text().replace("mesh: vllm\n", "mesch: vllm\n", 1))
+    path.write_text(SPEC.read_text().replace("\nruntimes:\n", "\nruntymes:\n", 1))
     other.write_text("- a list")
     code, report = run_json(command, path, other)
     assert code == FINDINGS

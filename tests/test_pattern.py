@@ -188,6 +188,9 @@ def test_segment_is_refused_exactly_when_two_values_spell_one_text(text: str) ->
 @settings(QUICK, max_examples=2 * settings().max_examples)
 @given(patterns(wildcards=True, max_size=3), patterns(wildcards=True, max_size=3))
 @example("{i}.{i}", "{j}.{1 - j}")
+@example("{i}.{i}", "{j}.1")
+@example("{i}.{i}", "1.{j}")
+@example("{i}.{i}", "{j}.**.1")
 @example("**.{i}.**.{i}", "0.**.1")
 @example("**.{w}_x", "**.{w}.*")
 @example("**", "**")
@@ -269,6 +272,11 @@ def test_empty_domain_spells_nothing() -> None:
 def test_template_prints_as_a_range() -> None:
     assert str(bound("layers.{i}.{w}_x.*.**", LARGE)) == "layers.{i: 9...12}.{w: a_x...a1_x}.*.**"
     assert str(literal_template("a.b")) == "a.b"
+
+
+def test_indices_of_one_placeholder_come_in_order_of_their_names() -> None:
+    template = bound("{j + 2 * i}")
+    assert (template.indices, template.names(SMALL)) == (("i", "j"), ["1", "0", "3", "2"])
 
 
 def test_join_lays_segments_end_to_end() -> None:

@@ -6,7 +6,7 @@ import argparse
 
 from mapper.cases import run_cases
 from mapper.cli.output import Result
-from mapper.cli.specs import SpecFindings, SpecsReport, add_specs, load_each
+from mapper.cli.specs import SpecFindings, SpecsReport, add_specs, count, load_each
 from mapper.spec.model import Spec
 
 EXAMPLES = ("mapper test", "mapper test deepseek_v2 --format json")
@@ -26,7 +26,9 @@ def run(arguments: argparse.Namespace) -> Result:
             continue
         cases = run_cases(spec)
         numbers = {key: value for key, value in cases.to_json().items() if key not in ("ok", "spec", "failures")}
-        summary = cases.to_text().splitlines()[-2].removeprefix(f"{cases.spec}: ")
+        kinds = {"passed": cases.passed, "missed": cases.missed, "grabbed": cases.grabbed, "misrouted": cases.misrouted}
+        counts = [f"{number:,} {kind}" for kind, number in {**kinds, "not run": cases.not_run}.items() if number]
+        summary = f"{count(cases.cases, 'case')}, {count(cases.lines, 'line')}: {', '.join(counts) or 'none'}"
         found.append(SpecFindings(name, cases.failures, summary, numbers))
     report = SpecsReport(tuple(found))
     return Result(report, report.ok, report.findings)

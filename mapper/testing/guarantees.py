@@ -170,6 +170,8 @@ def check_fault(example: Example, fault: Fault) -> None:
         found = _fault_in_files(program.at_rank(rank), model, example, fault)
         names, codes = {each.subject for each in found}, {each.code for each in found}
         label = f"{fault.kind} of {fault.name!r} on rank {rank} of {example.layout}"
+        if not found and fault.any_will_do and fault.name not in example.reference(rank).loaded:
+            continue  # only a model that holds the target knows its dtype
         assert found, f"{label}: nothing is reported"
         if fault.codes:
             assert codes <= fault.codes, f"{label}: reported as {codes}, expected {set(fault.codes)}"
@@ -365,7 +367,7 @@ def _fault_in_files(
     with tempfile.TemporaryDirectory() as place:
         folder = write_checkpoint(fault.tensors, Path(place), config=example.config)
         if fault.kind == "duplicate":
-            duplicate_tensor(folder, fault.name)
+            duplicate_tensor(folder, fault.tensors, fault.name)
         if fault.kind == "truncate":
             truncate_file(folder, fault.name)
         try:

@@ -12,6 +12,7 @@ import numpy as np
 from mapper.spec.model import Axis, FormatAlternative, Leaf
 from mapper.testing.reference.arrays import Bits
 from mapper.testing.reference.evaluate import Scope, evaluate
+from mapper.testing.reference.ranks import IllegalLayout
 
 # The sizes of a dim's parts, in order.
 Sizes = Mapping[str, tuple[int, ...]]
@@ -106,6 +107,14 @@ def one_axis_per_dim(
         shape.append(sum(line.length(size) for size in sizes[line.dim]))
         order.append(line)
     return array.reshape(shape), order
+
+
+def require_finer(stored: Sequence[Line], target: Sequence[Line]) -> None:
+    """Raise IllegalLayout where an element of the target lies over two stored ones."""
+    steps = {line.dim: line.step for line in stored}
+    for line in target:
+        if line.dim in steps and (steps[line.dim] / line.step).denominator > 1:
+            raise IllegalLayout(f"{line.dim} is stored in steps of {steps[line.dim]}, which steps of {line.step} do not fill")
 
 
 def to_target_grid(array: Bits, stored: Sequence[Line], target: Sequence[Line], sizes: Sizes) -> Bits:

@@ -16,7 +16,15 @@ from mapper.spec.model import Shard
 from mapper.testing.reference.arrays import Bits, dtype_of
 from mapper.testing.reference.cut import cut_dim, padded_sizes, require_whole_blocks, shares
 from mapper.testing.reference.evaluate import Scope, evaluate, integer
-from mapper.testing.reference.grids import Line, known_dims, lines_of, one_axis_per_dim, target_lines, to_target_grid
+from mapper.testing.reference.grids import (
+    Line,
+    known_dims,
+    lines_of,
+    one_axis_per_dim,
+    require_finer,
+    target_lines,
+    to_target_grid,
+)
 from mapper.testing.reference.names import has_leaf
 from mapper.testing.reference.ranks import IllegalLayout
 from mapper.testing.reference.tensors import Reader, Values, converted
@@ -140,6 +148,7 @@ def check_cuts(unit: Unit, world: World) -> None:
                 array = np.zeros(sum(line.length(size) for size in sizes), dtype=np.uint8)
                 _cut_line(array, 0, line, part, shard, plan, unit, world, nothing, torch.float32)
     for piece in unit.pieces:
+        require_finer(stored_lines(piece, plan, unit.scope(world)), plan.lines)
         if len(unit.pieces) == 1 and piece.leaf is not None and piece.leaf.stored is not None:
             for line in lines_of(piece.leaf.stored, unit.scope(world)):
                 require_whole_blocks(plan.sizes[line.dim], line.step)

@@ -62,6 +62,8 @@ def _configs(draw: st.DrawFn, named: Named, runtime: str | None) -> Config:
         default = None if key.default is None else _literal(key.default.text)
         value = _draw_value(draw, key.name, examples, default, key.default is not None, sizes)
         _set(base, key.path, value)
+    if runtime is not None and method == "fp8" and layout_fault(spec, config=base, runtime=runtime, layout=Layout()):
+        base["quantization_config"] = {**_section(base), "weight_block_size": block[:1] * 2}  # some rules need square blocks
     if runtime is not None:
         assume(layout_fault(spec, config=base, runtime=runtime, layout=Layout()) is None)
     event(f"quantization: {method}")
@@ -164,6 +166,12 @@ def _fixed_divisors(spec: Spec) -> int:
                 axes = [*leaf.dims, *(leaf.stored or ()), *(axis for half in leaf.dequantize or () for axis in half.dims)]
                 found += [int(axis.divisor.text) for axis in axes if axis.divisor is not None and axis.divisor.text.isdigit()]
     return math.lcm(*found)
+
+
+def _section(config: Config) -> dict[str, object]:
+    section = config["quantization_config"]
+    assert isinstance(section, dict)
+    return section
 
 
 def _literal(text: str) -> object:
