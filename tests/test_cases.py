@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mapper.cases import CaseReport, run_cases
 from mapper.cases.effect import Side, effects
 from mapper.checkpoint import Checkpoint
-from mapper.compile import compile
+from mapper.compiler import compile
 from mapper.diagnostics import Place
 from mapper.layout import Layout
 from mapper.report.check import check

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mapper.compile.conflicts import conflicts, skip_conflicts
+from mapper.compiler.conflicts import conflicts, skip_conflicts
 from mapper.diagnostics import Diagnostic, Place
 from mapper.plan.family import Family, RuleInfo, SkipRule, SourceFamily
 from tests.test_pattern import SMALL, bound, patterns, readings, spelled

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from mapper.compile.cuts import cut_faults
+from mapper.compiler.cuts import cut_faults
 from mapper.diagnostics import Diagnostic, Place
 from mapper.layout import Layout, Mesh
 from mapper.pattern import literal_template

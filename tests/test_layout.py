@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mapper.compile import compile
+from mapper.compiler import compile
 from mapper.diagnostics import MapperError
 from mapper.layout import (
     BASE_AXES,

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from mapper.checkpoint import Checkpoint
-from mapper.compile import Program, compile
+from mapper.compiler import Program, compile
 from mapper.diagnostics import MapperError
 from mapper.layout import Layout
 from mapper.load import Loader

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from mapper.checkpoint import Checkpoint
-from mapper.compile import Program, compile
+from mapper.compiler import Program, compile
 from mapper.diagnostics import MapperError
 from mapper.layout import Layout
 from mapper.load import Loader

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mapper.compile.names import Names, config_values, quantization_facts
+from mapper.compiler.names import Names, config_values, quantization_facts
 from mapper.diagnostics import MapperError, Place
 from mapper.expressions import Expression, parse
 from mapper.pattern import Bindings

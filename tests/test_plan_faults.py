@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mapper.checkpoint import Checkpoint, TensorHeader
-from mapper.compile import Program, compile
+from mapper.compiler import Program, compile
 from mapper.diagnostics import MapperError
 from mapper.layout import Layout
 from mapper.load import Loader

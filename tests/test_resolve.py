@@ -7,8 +7,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mapper.checkpoint import Checkpoint
-from mapper.compile import compile
-from mapper.compile.resolve import Claim, Resolver
+from mapper.compiler import compile
+from mapper.compiler.resolve import Claim, Resolver
 from mapper.layout import BASE_AXES, Layout, Mesh, Stage, expert_slots, on_stage, stage_layers
 from mapper.pattern import Bindings, IndexValue
 from mapper.plan.share import Share

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from mapper.checkpoint import Checkpoint
-from mapper.compile import Program, compile
+from mapper.compiler import Program, compile
 from mapper.diagnostics import MapperError
 from mapper.layout import Layout
 from mapper.load import Loader, UpdateSession

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mapper.checkpoint import Checkpoint
-from mapper.compile import Program, compile
+from mapper.compiler import Program, compile
 from mapper.diagnostics import MapperError
 from mapper.layout import Layout
 from mapper.load import Loader

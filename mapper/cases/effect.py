@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from mapper.checkpoint import TensorHeader
-from mapper.compile import Program
-from mapper.compile.resolve import Claim, is_here
+from mapper.compiler import Program
+from mapper.compiler.resolve import Claim, is_here
 from mapper.ops.dtypes import safetensors_name
 from mapper.plan.family import SourceFamily
 from mapper.plan.matching import match, source_names

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from mapper.cases.effect import Effect, Side, effects
-from mapper.compile import Program, compile
+from mapper.compiler import Program, compile
 from mapper.diagnostics import Diagnostic, MapperError, as_objects, finding, render_text
 from mapper.folding import runs
 from mapper.layout import Layout

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mapper.checkpoint import Checkpoint, json_text
-from mapper.compile import Program, compile
+from mapper.compiler import Program, compile
 from mapper.diagnostics import Diagnostic, MapperError, finding
 from mapper.expressions import Value
 from mapper.layout import Layout

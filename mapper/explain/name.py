@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mapper.checkpoint import Checkpoint
-from mapper.compile import Program
+from mapper.compiler import Program
 from mapper.explain.source import SourceExplanation, explain_source
 from mapper.explain.target import TargetExplanation, explain_target
 

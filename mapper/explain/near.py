@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Literal
 
-from mapper.compile import Program
-from mapper.compile.expand import Condition, FlatRule, flatten
-from mapper.compile.families import LEAF, bound
+from mapper.compiler import Program
+from mapper.compiler.expand import Condition, FlatRule, flatten
+from mapper.compiler.families import LEAF, bound
 from mapper.diagnostics import MapperError, Place
 from mapper.folding import fold, runs
 from mapper.pattern import IndexValue, Segment, Template

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mapper.checkpoint import Checkpoint, TensorHeader
-from mapper.compile import Program
-from mapper.compile.resolve import Claim
+from mapper.compiler import Program
+from mapper.compiler.resolve import Claim
 from mapper.diagnostics import Diagnostic, Place, as_objects, render_text
 from mapper.explain.copies import Copy, copies_on, copy_object, spell_copy, spell_ranks
 from mapper.explain.near import NearRule, nearest_rules

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mapper.checkpoint import Checkpoint
-from mapper.compile import Program
+from mapper.compiler import Program
 from mapper.diagnostics import Place
 from mapper.explain.copies import Held, ShapeOf, as_pairs, copies_on, copy_object, spell_box, spell_copies, spell_ranks
 from mapper.pattern import Bindings, IndexValue

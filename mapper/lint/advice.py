@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 
-from mapper.compile.expand import FlatRule, flatten
-from mapper.compile.names import Names
+from mapper.compiler.expand import FlatRule, flatten
+from mapper.compiler.names import Names
 from mapper.diagnostics import Diagnostic, Place, finding
 from mapper.expressions import Expression
 from mapper.lint.programs import Attempts

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from mapper.cases.effect import effects
 from mapper.cases.run import CaseResult
-from mapper.compile import Program
+from mapper.compiler import Program
 from mapper.diagnostics import Diagnostic, finding
 from mapper.lint.programs import Attempt, Attempts
 from mapper.pattern import IndexValue

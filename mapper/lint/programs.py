@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from mapper.compile import Program, compile
+from mapper.compiler import Program, compile
 from mapper.diagnostics import Diagnostic, MapperError
 from mapper.expressions import Value
 from mapper.layout import Layout

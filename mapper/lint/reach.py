@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mapper.compile.expand import FlatRule
-from mapper.compile.names import Names
+from mapper.compiler.expand import FlatRule
+from mapper.compiler.names import Names
 from mapper.diagnostics import Diagnostic, Place, finding
 from mapper.expressions import Expression
 from mapper.lint.advice import flat_rules

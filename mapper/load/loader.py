@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from mapper.checkpoint import Checkpoint, TensorHeader
-from mapper.compile import Program
+from mapper.compiler import Program
 from mapper.load.files import CheckpointFiles
 from mapper.ops.dtypes import num_bytes
 from mapper.plan.plan import Plan, Step, iter_steps

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from mapper.checkpoint import Checkpoint
-from mapper.compile import Program
+from mapper.compiler import Program
 from mapper.diagnostics import Diagnostic, as_objects, finding, fold_findings, render_text
 from mapper.plan.geometry import Piece
 from mapper.plan.matching import Matching

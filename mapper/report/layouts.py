@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from mapper.checkpoint import TensorHeader
-from mapper.compile import Program
+from mapper.compiler import Program
 from mapper.diagnostics import Diagnostic, MapperError, as_objects, finding, render_text
 from mapper.layout import Layout
 from mapper.plan.family import Family

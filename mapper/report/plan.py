@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from mapper.checkpoint import Checkpoint
-from mapper.compile import Program
+from mapper.compiler import Program
 from mapper.diagnostics import Diagnostic, Place, as_objects, fold_findings, render_text
 from mapper.folding import fold
 from mapper.ops.dtypes import num_bytes

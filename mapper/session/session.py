@@ -11,8 +11,8 @@ from types import TracebackType
 import torch
 
 from mapper.checkpoint import TensorHeader
-from mapper.compile import Program
-from mapper.compile.resolve import Claim, Resolution, is_here
+from mapper.compiler import Program
+from mapper.compiler.resolve import Claim, Resolution, is_here
 from mapper.diagnostics import Diagnostic, MapperError, finding
 from mapper.ops.dtypes import safetensors_name, torch_name
 from mapper.pattern import IndexValue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from mapper.compile.sizes import StoredAxis
+from mapper.compiler.sizes import StoredAxis
 from mapper.diagnostics import MapperError, Place, finding
 from mapper.plan.family import Axis, DiskLayout
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 
-from mapper.compile.append import appended
-from mapper.compile.cuts import cut_faults
-from mapper.compile.disk import below_stack, disk_layout
-from mapper.compile.expand import FlatRule
-from mapper.compile.names import Names
-from mapper.compile.sizes import Formats, LeafSizes, Sizes, expressions, sizes_at
-from mapper.compile.unsupported import require_supported
+from mapper.compiler.append import appended
+from mapper.compiler.cuts import cut_faults
+from mapper.compiler.disk import below_stack, disk_layout
+from mapper.compiler.expand import FlatRule
+from mapper.compiler.names import Names
+from mapper.compiler.sizes import Formats, LeafSizes, Sizes, expressions, sizes_at
+from mapper.compiler.unsupported import require_supported
 from mapper.diagnostics import Diagnostic, MapperError, Place, finding
 from mapper.expressions import Expression
 from mapper.layout import Mesh

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mapper.compile.names import Names
+from mapper.compiler.names import Names
 from mapper.diagnostics import Place
 from mapper.expressions import Expression
 from mapper.pattern import Pattern, join

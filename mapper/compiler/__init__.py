@@ -1,5 +1,5 @@
 """Spec -> Program: conditions become index sets, sizes become numbers, rules become families."""
 
-from mapper.compile.program import Program, compile
+from mapper.compiler.program import Program, compile
 
 __all__ = ["Program", "compile"]

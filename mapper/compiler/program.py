@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from mapper.checkpoint import Checkpoint, TensorHeader
-from mapper.compile.conflicts import conflicts, skip_conflicts
-from mapper.compile.expand import flatten
-from mapper.compile.families import Context, bound, families_of
-from mapper.compile.mesh import mesh_of
-from mapper.compile.names import Names, config_values, quantization_facts
-from mapper.compile.resolve import Resolution, Resolver
-from mapper.compile.sizes import Formats, require_size
-from mapper.compile.unsupported import runtime_findings
+from mapper.compiler.conflicts import conflicts, skip_conflicts
+from mapper.compiler.expand import flatten
+from mapper.compiler.families import Context, bound, families_of
+from mapper.compiler.mesh import mesh_of
+from mapper.compiler.names import Names, config_values, quantization_facts
+from mapper.compiler.resolve import Resolution, Resolver
+from mapper.compiler.sizes import Formats, require_size
+from mapper.compiler.unsupported import runtime_findings
 from mapper.diagnostics import Diagnostic, MapperError, finding
 from mapper.expressions import Value
 from mapper.layout import Layout, Mesh, placement_faults

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mapper.compile.names import Names
-from mapper.compile.sizes import require_size
+from mapper.compiler.names import Names
+from mapper.compiler.sizes import require_size
 from mapper.diagnostics import MapperError, finding
 from mapper.expressions import Value
 from mapper.layout import BASE_AXES, Layout, Mesh, Placement, is_axis_size

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from math import lcm
 from typing import TypeVar, cast
 
-from mapper.compile.expand import FlatRule
-from mapper.compile.names import Names
+from mapper.compiler.expand import FlatRule
+from mapper.compiler.names import Names
 from mapper.diagnostics import MapperError, Place, finding
 from mapper.expressions import STAGE_WORDS, Expression, Value
 from mapper.layout import Stage

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mapper.compile.expand import FlatRule
+from mapper.compiler.expand import FlatRule
 from mapper.diagnostics import Diagnostic, MapperError, finding
 from mapper.spec.model import Runtime
 
