@@ -54,7 +54,8 @@ def _load_into_transformers(folder: Path) -> bool:
     assert checkpoint.config is not None, f"{folder} has no config.json"
     spec = mapper.load_spec("deepseek_v2")
     program = mapper.compile(spec, config=checkpoint.config, runtime="transformers")
-    model = build(folder, dtype=torch.float32)
+    dtype = getattr(torch, str(checkpoint.config.get("torch_dtype", checkpoint.config.get("dtype", "float32"))))
+    model = build(folder, dtype=dtype)
     with tqdm(desc="load", unit="B", unit_scale=True, leave=True) as bar:
 
         def show(done: int, total: int) -> None:
@@ -63,7 +64,7 @@ def _load_into_transformers(folder: Path) -> bool:
 
         report = Loader(program, model).load(checkpoint, progress=show)
     print(report.to_text())
-    compared = compare_models(model, load_reference(folder))
+    compared = compare_models(model, load_reference(folder, dtype=dtype))
     print(
         f"  against  from_pretrained: {compared.num_parameters} parameters and {compared.num_buffers} buffers, "
         f"{compared.num_elements:,} elements, {len(compared.different_parameters) + len(compared.different_buffers)} differ; "

@@ -33,13 +33,13 @@ class Comparison:
         return self.logits_are_equal and not self.different_parameters and not self.different_buffers
 
 
-def load_reference(folder: Path) -> DeepseekV3ForCausalLM:
-    """Return the model that `from_pretrained` reads from `folder`, in float32 and in evaluation mode.
+def load_reference(folder: Path, *, dtype: torch.dtype) -> DeepseekV3ForCausalLM:
+    """Return the model that `from_pretrained` reads from `folder` as a model of `dtype`, in evaluation mode.
 
     Asserts that every parameter was read from the folder, and every tensor of it but the multi-token-prediction layers'.
     """
     with quiet_transformers():
-        loaded: Any = DeepseekV3ForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+        loaded: Any = DeepseekV3ForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
     model: DeepseekV3ForCausalLM = loaded[0].eval()
     found: dict[str, set[str]] = loaded[1]
     num_layers, num_drafts = model.config.num_hidden_layers, model.config.num_nextn_predict_layers

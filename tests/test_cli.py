@@ -172,9 +172,8 @@ def imported_by(*words):
 
 
 def test_help_imports_no_command_and_no_command_but_load_imports_torch():
-    plain = set(process("-c", "import sys, mapper; print(*sorted(sys.modules))").stdout.split())
-    added = {name for name in imported_by("--help") - plain if name.startswith("mapper")}
-    assert added == {"mapper.cli", "mapper.cli.output", "mapper.cli.parser"}
+    heavy = {"torch", "numpy", "yaml", "mapper.spec", "mapper.compiler", "mapper.checkpoint", "mapper.report"}
+    assert not heavy & imported_by("--help")
     for words in (LITE_CHECK, ["plan", *LITE_CHECK[1:]], ["explain", "lm_head.weight", *LITE_CHECK[1:]], ["test"]):
         assert not {"torch", "numpy", "transformers"} & imported_by(*words)
 

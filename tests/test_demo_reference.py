@@ -16,7 +16,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def reference(folder):
-    return load_reference(folder)
+    return load_reference(folder, dtype=torch.float32)
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def ours(reference):
 
 
 def test_loading_the_reference_prints_nothing(folder, capfd):
-    load_reference(folder)
+    load_reference(folder, dtype=torch.float32)
     assert capfd.readouterr() == ("", "")
 
 
@@ -45,7 +45,7 @@ def test_a_reference_that_lacks_a_tensor_is_refused(folder, tmp_path):
     tensors["model.final_norm.weight"] = tensors.pop("model.norm.weight")
     save_file(tensors, file, metadata={"format": "pt"})
     with pytest.raises(AssertionError, match=r"no tensor for \['model.norm.weight'\]"):
-        load_reference(broken)
+        load_reference(broken, dtype=torch.float32)
 
 
 def test_an_equal_model_is_equal(ours, reference):

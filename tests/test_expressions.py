@@ -207,6 +207,7 @@ def test_any_text_is_an_expression_or_refused_at_a_column_within_it(text: str) -
     ("text", "value"),
     [
         ("ceil_div(7, 2)", 4),
+        ("ceil_div(6, 3)", 2),
         ("ceil_div(-7, 2)", -3),
         ("gcd(128, 96)", 32),
         ("count([1, 2, 1], 1)", 2),

@@ -46,6 +46,7 @@ from tests.test_expressions import Unknown, value_of
         ("f()", 0, "'f' takes 1 argument, found 0"),
         ("ceil_div(1)", 0, "'ceil_div' takes 2 arguments, found 1"),
         ("1 - len()", 4, "'len' takes 1 argument, found 0"),
+        ("len(a, b)", 0, "'len' takes 1 argument, found 2"),
         ("min()", 0, "'min' takes at least 1 argument, found 0"),
         ("gcd(4)", 0, "'gcd' takes at least 2 arguments, found 1"),
     ],

@@ -149,6 +149,8 @@ def test_let_of_a_group_hides_what_lies_around_it() -> None:
     # A function sees the level that it is defined on.
     assert inner.dependence(parse("ratio(1)")) == ("layer",)
     assert inner.evaluate(parse("ratio(1)"), {"layer": 4}, PLACE) == 5
+    inmost = inner.below(lets(width="expert"))
+    assert inmost.dependence(parse("width + ratio(1)")) == ("expert", "layer")
     assert outer.below({}) is outer
 
 

@@ -189,6 +189,7 @@ def test_segment_is_refused_exactly_when_two_values_spell_one_text(text: str) ->
 @given(patterns(wildcards=True, max_size=3), patterns(wildcards=True, max_size=3))
 @example("{i}.{i}", "{j}.{1 - j}")
 @example("{i}.{i}", "{j}.1")
+@example("{i}.{i}", "{j}.0")
 @example("{i}.{i}", "1.{j}")
 @example("{i}.{i}", "{j}.**.1")
 @example("**.{i}.**.{i}", "0.**.1")

@@ -8,7 +8,6 @@ import torch
 
 from mapper.checkpoint import Checkpoint
 from mapper.compiler import Program, compile
-from mapper.diagnostics import MapperError
 from mapper.layout import Layout
 from mapper.load import Loader
 from mapper.plan.targets import DeclaredTarget
@@ -18,29 +17,27 @@ from mapper.transfer.bind import declare
 from tests.oracle.families import family_tensors, write_family
 from tests.oracle.goldens import GoldenRank, compare, family_names, iter_ranks, layout_text, sentinel_tensors
 
-# Layouts that are not loaded yet, with the reason. One that no golden has, or that compiles, has to go from this list.
-LEFT_OUT = {
-    "tp=2,pp=1,dp=1,ep=2,redundant_experts=4": "redundant experts are not executed",
-    "tp=2,pp=2,dp=1,ep=2,redundant_experts=4": "redundant experts are not executed",
-    "tp=4,pp=1,dp=1,ep=4,redundant_experts=4": "redundant experts are not executed",
-    "tp=2,pp=1,dp=1,ep=2,placement=round_robin": "round-robin placement is not executed",
-    "tp=4,pp=1,dp=1,ep=4,placement=round_robin": "round-robin placement is not executed",
+REPLICAS = "tp=2,pp=1,dp=1,ep=2,redundant_experts=4"
+# Ranks of which a part is not compared, with the reason. Where vLLM's bytes are ours after all, the entry has to go.
+NOT_COMPARED = {
+    f"{family} vllm-mtp {REPLICAS} rank 1": "vLLM 0.32 leaves the replicas of experts in a draft unloaded; we load them"
+    for family in ("deepseek_v3_mtp", "deepseek_v3_fp8_mtp")
 }
 # Per family: the ranks and the parameters compared.
 COMPARED = {
-    "deepseek_v2": (39, 1014),
-    "deepseek_v2_lite": (39, 936),
-    "deepseek_v3": (39, 1794),
-    "deepseek_v3_fp8": (39, 1638),
-    "deepseek_v3_fp8_mtp": (54, 1486),
-    "deepseek_v3_mtp": (54, 1366),
+    "deepseek_v2": (55, 1560),
+    "deepseek_v2_lite": (55, 1440),
+    "deepseek_v3": (55, 2760),
+    "deepseek_v3_fp8": (55, 2520),
+    "deepseek_v3_fp8_mtp": (72, 2116),
+    "deepseek_v3_mtp": (72, 1980),
 }
-NUM_RANKS, NUM_PARAMETERS = 264, 8234
+NUM_RANKS, NUM_PARAMETERS = 364, 12376
 
 
 @cache
 def ranks_of(family: str) -> list[GoldenRank]:
-    return [rank for rank in iter_ranks(family) if layout_text(rank) not in LEFT_OUT]
+    return list(iter_ranks(family))
 
 
 @cache
@@ -83,7 +80,10 @@ def test_files_and_stream_leave_the_bytes_that_vllm_left(family: str, checkpoint
             session.feed_all(reversed_stream)
             streamed = session.finish()
         for tensors in (from_files, from_stream):
-            assert compare(rank, tensors) == [], str(rank)
+            is_partly_compared = str(rank) in NOT_COMPARED
+            assert compare(rank, tensors, untouched="any" if is_partly_compared else "sentinel") == [], str(rank)
+            if is_partly_compared:
+                assert compare(rank, tensors) != [], f"{rank} is as vLLM left it"
         assert (report.targets, streamed.targets) == (len(rank.params), len(rank.params)), str(rank)
         assert report.sources == streamed.sources == len(reversed_stream)
         assert report.bytes_padded == streamed.bytes_padded
@@ -112,21 +112,21 @@ def test_check_agrees_with_the_parameters_of_every_layout(family: str, checkpoin
         assert report.targets_declared_by == "model"
 
 
-def test_totals_are_all_ranks_but_those_left_out_for_a_reason() -> None:
+def test_totals_are_all_ranks_and_every_exemption_is_one_of_them() -> None:
     assert set(COMPARED) == set(family_names())
     compared = list(COMPARED.values())
     assert (sum(ranks for ranks, _ in compared), sum(number for _, number in compared)) == (NUM_RANKS, NUM_PARAMETERS)
-    every = {layout_text(rank) for family in COMPARED for rank in iter_ranks(family)}
-    assert set(LEFT_OUT) - every == set(), "a layout is left out that no golden has"
-    assert {text for text in every if "redundant_experts" in text or "placement" in text} == set(LEFT_OUT)
-
-
-@pytest.mark.parametrize("layout", LEFT_OUT)
-def test_what_is_left_out_is_refused(layout: str, checkpoints: dict[str, Checkpoint]) -> None:
-    config = checkpoints["deepseek_v3"].config or {}
-    with pytest.raises(MapperError) as caught:
-        compile(load_spec("deepseek_v2"), config=config, runtime="vllm", layout=Layout.parse(layout))
-    assert {each.code for each in caught.value.diagnostics} == {"M310"}
+    every = {str(rank) for family in COMPARED for rank in ranks_of(family)}
+    assert len(every) == NUM_RANKS
+    assert set(NOT_COMPARED) - every == set()
+    texts = {layout_text(rank) for family in COMPARED for rank in ranks_of(family)}
+    assert {text for text in texts if "redundant_experts" in text or "placement" in text} == {
+        REPLICAS,
+        "tp=2,pp=2,dp=1,ep=2,redundant_experts=4",
+        "tp=4,pp=1,dp=1,ep=4,redundant_experts=4",
+        "tp=2,pp=1,dp=1,ep=2,placement=round_robin",
+        "tp=4,pp=1,dp=1,ep=4,placement=round_robin",
+    }
 
 
 def test_one_element_off_is_seen(checkpoints: dict[str, Checkpoint]) -> None:

@@ -49,8 +49,8 @@ def _padded(axis: Axis, cut: Cut, part: int) -> int:
 def _share(axis: Axis, cut: Cut, part: int, sizes: Mapping[str, int]) -> int | None:
     """Return the elements of one rank, or None where units would be cut.
 
-    A part with fewer units than ranks is held by several ranks, whole unit by whole unit, where another part of the
-    same dim has units for every rank: that is how key and value heads are replicated beside query heads.
+    A part with fewer units than ranks is held by several ranks, whole unit by whole unit, where the rule says
+    `replicate`, or another part of the same dim has units for every rank: key and value heads beside query heads.
     """
     name = cut.axes[part]
     assert name is not None, "a part that is not cut has no share"
@@ -62,7 +62,7 @@ def _share(axis: Axis, cut: Cut, part: int, sizes: Mapping[str, int]) -> int | N
     if units % num_ranks == 0:
         return padded // num_ranks
     beside = [others for others, other in zip(cut.units, cut.axes, strict=True) if other == name]
-    if num_ranks % units == 0 and any(others % num_ranks == 0 for others in beside):
+    if num_ranks % units == 0 and (cut.replicate or any(others % num_ranks == 0 for others in beside)):
         return padded // units
     return None
 

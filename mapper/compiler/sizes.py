@@ -221,7 +221,7 @@ class _Reader:
         if pad > 1 and len(parts) > 1:
             problem = f"{shard.dim!r} has parts, and `pad` rounds up a whole dim"
             raise MapperError([finding("M316", place=shard.place, problem=problem)])
-        return Cut(tuple(axes), tuple(units), pad, shard.uneven, pad_rank)
+        return Cut(tuple(axes), tuple(units), pad, shard.uneven, pad_rank, shard.replicate)
 
     def _shard_size(self, expression: Expression | None, what: str, shard: Shard) -> int:
         if expression is None:

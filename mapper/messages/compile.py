@@ -126,12 +126,12 @@ MESSAGES: dict[str, Message] = {
     "M329": Message(
         "the dim {dim!r} of {target} has {units} units, which {axis}={size} does not divide",
         "A rank holds whole units (heads, groups, rows); a cut through one would compute nonsense.",
-        "Use a size that works: {works}.",
+        "Use one of the sizes that work; the hint names them.",
     ),
     "M330": Message(
         "the dim {dim!r} of {target} is cut by {axis}={size} into {rows} elements, which is not a whole number of blocks of {block}",
         "A quantisation block has one scale; a cut through it would leave a rank with a scale for half a block.",
-        "Use a size that works: {works}.",
+        "Use one of the sizes that work; the hint names them.",
     ),
     "M331": Message(
         "the dim {dim!r} of {target} has an inner part of {rows} elements, which ends inside a block of {block}",

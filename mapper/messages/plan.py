@@ -80,7 +80,7 @@ MESSAGES: dict[str, Message] = {
     ),
     "M533": Message(
         "{name!r} has the dtype {found} in the model, and its source gives {expected}",
-        "Nothing is converted without being asked: a narrowing copy loses digits, and a bit pattern read as a value is garbage.",
+        "Nothing is converted without being asked: a narrowing copy loses digits, a bit pattern read as a value is garbage.",
         "Build the model with the checkpoint's dtype, or add `cast` to the rule.",
     ),
     "M534": Message(

@@ -32,7 +32,8 @@ class Cut:
     """How a dim is cut: per part the mesh axis (None: whole) and the units of `unit` elements that stay together.
 
     The whole dim is rounded up to `pad` before the cut, each rank's share of a part to `pad_rank` after it. `uneven` gives
-    every rank ceil(units / ranks) units: 'pad' fills up what the last ranks lack, 'short' leaves it out.
+    every rank ceil(units / ranks) units: 'pad' fills up what the last ranks lack, 'short' leaves it out. With `replicate`
+    several ranks in a row hold one unit where there are fewer units than ranks.
     """
 
     axes: tuple[str | None, ...]
@@ -40,6 +41,7 @@ class Cut:
     pad: int = 1
     uneven: Literal["pad", "short"] | None = None
     pad_rank: int = 1
+    replicate: bool = False
 
 
 @dataclass(frozen=True, slots=True)

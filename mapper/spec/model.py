@@ -167,6 +167,7 @@ class Shard:
     pad_rank: Expression | None
     fill: Expression | None
     bias: Literal["first", "all"] | None
+    replicate: bool
     place: Place
 
 

@@ -38,7 +38,7 @@ def shares(shard: Shard, sizes: Sequence[int], block: int, world: World, scope: 
         if axis is not None:
             ranks = world.axes[axis]
             listed = [integer(each.text, scope) for each in shard.units] if len(shard.units) > 1 else []
-            repeats = any(each % ranks == 0 for each in listed)
+            repeats = shard.replicate or any(each % ranks == 0 for each in listed)
             share = _share(size, units, repeats, shard.uneven, block, ranks, world.coordinate(axis))
         if shard.pad_rank is not None:
             multiple = integer(shard.pad_rank.text, scope)
@@ -48,7 +48,7 @@ def shares(shard: Shard, sizes: Sequence[int], block: int, world: World, scope: 
 
 
 def _share(size: int, units: int | None, repeats: bool, uneven: str | None, block: int, num_ranks: int, place: int) -> Share:
-    """Return a rank's share of a part. `repeats`: another part of the dim has units for all ranks, so few units repeat."""
+    """Return a rank's share of a part. `repeats`: few units may be held by several ranks each."""
     if uneven is not None:
         rows = block if units is None else size // units
         whole = math.ceil(math.ceil(size / rows) / num_ranks) * rows

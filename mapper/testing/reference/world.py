@@ -136,6 +136,7 @@ def world_of(
             values[name] = evaluate(key.default.text, scope)
     for axis in LAYOUT_AXES:
         values[axis] = getattr(layout, axis)
+    values["redundant_experts"] = layout.redundant_experts
     axes = {axis: int(getattr(layout, axis)) for axis in LAYOUT_AXES}
     scope = Scope(values, {**spec.let, **section.let})
     for axis, size in section.mesh.axes.items():

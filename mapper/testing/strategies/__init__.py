@@ -6,11 +6,13 @@ from mapper.testing.strategies.examples import examples
 from mapper.testing.strategies.fault import Fault, faults
 from mapper.testing.strategies.layout import layouts
 from mapper.testing.strategies.profiles import chosen_profile, register_profiles
+from mapper.testing.strategies.spec import DrawnSpec, specs
 from mapper.testing.strategies.stream import streams
 from mapper.testing.strategies.values import SENTINEL_BYTE, sentinel, unique_values
 
 __all__ = [
     "SENTINEL_BYTE",
+    "DrawnSpec",
     "Fault",
     "checkpoints",
     "chosen_profile",
@@ -20,6 +22,7 @@ __all__ = [
     "layouts",
     "register_profiles",
     "sentinel",
+    "specs",
     "streams",
     "unique_values",
 ]

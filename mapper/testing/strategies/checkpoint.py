@@ -11,31 +11,32 @@ from hypothesis import strategies as st
 from mapper.spec.model import Spec
 from mapper.testing.reference import Declared, IllegalLayout, declared_sources, matches, skip_patterns
 from mapper.testing.reference.arrays import dtype_of
-from mapper.testing.strategies.quiet import Named
+from mapper.testing.strategies.quiet import Case
 from mapper.testing.strategies.values import unique_values
 from mapper.testing.tensors import Tensors
 
 WEIGHT_DTYPES = ("bfloat16", "bfloat16", "float16", "float32")
 
 
-def checkpoints(spec: Spec, runtime: str, config: Mapping[str, object]) -> st.SearchStrategy[Tensors]:
-    """Return the tensors of checkpoints in the order of its files.
+def checkpoints(
+    spec: Spec, runtime: str, config: Mapping[str, object], options: Mapping[str, object] | None = None
+) -> st.SearchStrategy[Tensors]:
+    """Return the tensors of checkpoints in the order of their files.
 
     Where a rule has several spellings, one is drawn; optional sources are there or not, a whole leaf of a rule at a time.
     What other runtimes of the spec read is there too where this one skips it, and a name of its own for each skip.
     """
-    return _checkpoints(Named(spec), runtime, config)
+    return _checkpoints(Case(spec, runtime, config, options or {}))
 
 
 @st.composite
-def _checkpoints(draw: st.DrawFn, named: Named, runtime: str, config: Mapping[str, object]) -> Tensors:
-    spec = named.spec
+def _checkpoints(draw: st.DrawFn, case: Case) -> Tensors:
     weight, scale = dtype_of(draw(st.sampled_from(WEIGHT_DTYPES))), torch.float32
     vector = draw(st.sampled_from((weight, torch.float32)))
-    shapes = _known_shapes(spec, config)
-    chosen = _chosen_sources(draw, declared_sources(spec, config=config, runtime=runtime))
-    patterns = skip_patterns(spec, config=config, runtime=runtime)
-    skipped = _skipped_sources(draw, spec, runtime, config, patterns, {each.name for each in chosen})
+    shapes = _known_shapes(case)
+    chosen = _chosen_sources(draw, _declared(case, case.runtime))
+    patterns = skip_patterns(case.spec, config=case.config, runtime=case.runtime, options=case.options)
+    skipped = _skipped_sources(draw, case, patterns, {each.name for each in chosen})
     tensors = Tensors()
     start = 0
     for each in {each.name: each for each in [*chosen, *skipped]}.values():
@@ -70,17 +71,15 @@ def _chosen_sources(draw: st.DrawFn, declared: list[Declared]) -> list[Declared]
     return chosen
 
 
-def _skipped_sources(
-    draw: st.DrawFn, spec: Spec, runtime: str, config: Mapping[str, object], patterns: list[str], taken: set[str]
-) -> list[Declared]:
+def _skipped_sources(draw: st.DrawFn, case: Case, patterns: list[str], taken: set[str]) -> list[Declared]:
     """Return what the other runtimes read and this one skips, and one made-up name per skip."""
     found: dict[str, Declared] = {}
-    claimed = {each.name for each in declared_sources(spec, config=config, runtime=runtime)}
-    for other in spec.runtimes:
-        if other == runtime:
+    claimed = {each.name for each in _declared(case, case.runtime)}
+    for other in case.spec.runtimes:
+        if other == case.runtime:
             continue
         try:
-            declared = declared_sources(spec, config=config, runtime=other)
+            declared = _declared(case, other)
         except IllegalLayout:
             continue
         for each in declared:
@@ -94,13 +93,17 @@ def _skipped_sources(
     return list(found.values())
 
 
-def _known_shapes(spec: Spec, config: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
+def _known_shapes(case: Case) -> dict[str, tuple[int, ...]]:
     """Return the shape of every source of which some runtime states the dims."""
     shapes: dict[str, tuple[int, ...]] = {}
-    for runtime in spec.runtimes:
+    for runtime in case.spec.runtimes:
         try:
-            declared = declared_sources(spec, config=config, runtime=runtime)
+            declared = _declared(case, runtime)
         except IllegalLayout:
             continue
         shapes.update((each.name, each.shape) for each in declared if each.shape is not None)
     return shapes
+
+
+def _declared(case: Case, runtime: str) -> list[Declared]:
+    return declared_sources(case.spec, config=case.config, runtime=runtime, options=case.options)

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from hypothesis import strategies as st
 
+from mapper import Layout
 from mapper.spec.model import Spec
 from mapper.testing.example import Example
+from mapper.testing.reference import layout_fault
 from mapper.testing.strategies.checkpoint import checkpoints
 from mapper.testing.strategies.config import configs
 from mapper.testing.strategies.layout import layouts
 from mapper.testing.strategies.quiet import Named
 
 
-def examples(spec: Spec, runtime: str, *, max_ranks: int = 16) -> st.SearchStrategy[Example]:
-    """Return examples of a spec's runtime; two ranks of each are to be looked at, the last and any other."""
-    return _examples(Named(spec), runtime, max_ranks)
+def examples(
+    spec: Spec, runtime: str, *, max_ranks: int = 16, config: Mapping[str, object] | None = None
+) -> st.SearchStrategy[Example]:
+    """Return examples of a spec's runtime, at a drawn config or the given one; the last rank and any other are looked at."""
+    return _examples(Named(spec), runtime, max_ranks, config)
 
 
 @st.composite
-def _examples(draw: st.DrawFn, named: Named, runtime: str, max_ranks: int) -> Example:
-    config = draw(configs(named.spec, runtime))
-    layout = draw(layouts(named.spec, runtime, config, max_ranks))
-    tensors = draw(checkpoints(named.spec, runtime, config))
+def _examples(draw: st.DrawFn, named: Named, runtime: str, max_ranks: int, config: Mapping[str, object] | None) -> Example:
+    spec = named.spec
+    chosen = draw(configs(spec, runtime)) if config is None else config
+    options = {name: draw(st.booleans()) for name, option in spec.options.items() if isinstance(option.default, bool)}
+    if layout_fault(spec, config=chosen, runtime=runtime, layout=Layout(), options=options) is not None:
+        options = {}
+    layout = draw(layouts(spec, runtime, chosen, max_ranks, options))
+    tensors = draw(checkpoints(spec, runtime, chosen, options))
     last = layout.num_ranks - 1
     ranks = sorted({draw(st.integers(0, last)), last})
-    return Example(named.spec, runtime, config, layout, tuple(ranks), tensors)
+    return Example(spec, runtime, chosen, layout, tuple(ranks), tensors, options)

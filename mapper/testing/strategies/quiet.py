@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mapper.spec.model import Spec
@@ -15,3 +16,16 @@ class Named:
 
     def __repr__(self) -> str:
         return self.spec.id
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Case:
+    """A runtime of a spec at a config and options; it prints as their names."""
+
+    spec: Spec
+    runtime: str
+    config: Mapping[str, object]
+    options: Mapping[str, object]
+
+    def __repr__(self) -> str:
+        return f"{self.spec.id} {self.runtime}"
