@@ -57,6 +57,14 @@ def units_of(axis: Axis, part: int) -> list[Elements] | None:
     return [elements[unit * size : (unit + 1) * size] for unit in range(count)]
 
 
+def as_cut(axis: Axis) -> Axis:
+    """An axis whose parts are cut as one is an axis with one part."""
+    if axis.cut is None or not axis.cut.joined:
+        return axis
+    cut = Cut(axis.cut.axes[:1], axis.cut.units[:1], axis.cut.pad, replicate=axis.cut.replicate)
+    return Axis(axis.dim, (sum(axis.parts),), axis.divisor, cut)
+
+
 def held(axis: Axis, part: int, ranks: Ranks, position: dict[str, int]) -> Elements | None:
     """The rank's logical elements of one part in order, or None where a unit would be cut."""
     name = axis.cut.axes[part] if axis.cut is not None else None
@@ -68,9 +76,9 @@ def held(axis: Axis, part: int, ranks: Ranks, position: dict[str, int]) -> Eleme
     if len(units) % size == 0:
         dealt = [units[first : first + len(units) // size] for first in range(0, len(units), len(units) // size)]
     else:
-        # Fewer units than ranks: each is held several times, but only beside a part that has units for every rank.
+        # Fewer units than ranks: each is held several times, but only on demand or beside a part with units for every rank.
         beside = [axis.cut.units[other] for other, each in enumerate(axis.cut.axes) if each == name]
-        if size % len(units) or not any(count % size == 0 for count in beside):
+        if size % len(units) or not (axis.cut.replicate or any(count % size == 0 for count in beside)):
             return None
         dealt = [[unit] for unit in units for _ in range(size // len(units))]
     return [element for unit in dealt[rank] for element in unit]
@@ -118,7 +126,8 @@ def axes_of(draw: st.DrawFn) -> Axis:
         units = [draw(st.sampled_from([units[0], -(-parts[0] // pad) * pad]))]
     elif draw(st.booleans()):
         units = list(parts)
-    cut = Cut(tuple(draw(st.sampled_from(["tp", "tp", "moe", None])) for _ in parts), tuple(units), pad)
+    axes = tuple(draw(st.sampled_from(["tp", "tp", "moe", None])) for _ in parts)
+    cut = Cut(axes, tuple(units), pad, replicate=draw(st.booleans()))
     return Axis("out", parts, divisor, draw(st.sampled_from([cut, cut, cut, None])))
 
 
@@ -170,6 +179,8 @@ def stored(axis: LocalAxis) -> list[Element | None]:
 @example(Axis("out", (12, 4), 1, Cut((None, "tp"), (12, 2), 1)), Ranks({"tp": 4, "moe": 1}))
 @example(Axis("out", (12, 4), 1, Cut(("moe", "tp"), (12, 2), 1)), Ranks({"tp": 4, "moe": 1}))
 @example(Axis("out", (1,), 2, Cut(("tp",), (6,), 6)), Ranks({"tp": 2, "moe": 1}))
+@example(Axis("out", (8,), 4, Cut(("tp",), (2,), replicate=True)), Ranks({"tp": 4, "moe": 1}))
+@example(Axis("out", (8,), 1, Cut(("tp",), (2,), replicate=True)), Ranks({"tp": 3, "moe": 1}))
 def test_cuts_are_refused_exactly_where_a_unit_or_a_block_would_be_cut(axis: Axis, ranks: Ranks) -> None:
     faults = faults_of(axis, ranks)
     assert (not faults) == is_legal(axis, ranks)

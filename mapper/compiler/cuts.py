@@ -24,6 +24,7 @@ def _axis_fault(family: Family, axis: Axis, sizes: Mapping[str, int]) -> Diagnos
     for size in axis.parts[:-1]:
         if size % axis.divisor:
             return fault("M331", rows=size, block=axis.divisor)
+    axis = axis.as_cut
     cut = axis.cut
     for part, name in enumerate(cut.axes if cut is not None else ()):
         if cut is None or name is None:
@@ -57,7 +58,7 @@ def _share(axis: Axis, cut: Cut, part: int, sizes: Mapping[str, int]) -> int | N
     units, padded, num_ranks = cut.units[part], _padded(axis, cut, part), sizes[name]
     if cut.uneven is not None:
         return -(-units // num_ranks) * -(-padded // units)
-    if name == "ep" and units == padded:  # experts need no equal shares
+    if name == "ep" and units == axis.parts[part]:  # experts need no equal shares
         return 1
     if units % num_ranks == 0:
         return padded // num_ranks

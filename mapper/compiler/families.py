@@ -11,13 +11,14 @@ from mapper.compiler.cuts import cut_faults
 from mapper.compiler.disk import below_stack, disk_layout
 from mapper.compiler.expand import FlatRule
 from mapper.compiler.names import Names
-from mapper.compiler.sizes import Formats, LeafSizes, Sizes, expressions, sizes_at
+from mapper.compiler.sizes import Formats, LeafSizes, Sizes, StoredAxis, expressions, sizes_at
 from mapper.compiler.unsupported import require_supported
 from mapper.diagnostics import Diagnostic, MapperError, Place, finding
 from mapper.expressions import Expression
 from mapper.layout import Mesh
 from mapper.pattern import Bindings, IndexValue, Pattern, PatternError, Template, bind, join
-from mapper.plan.family import Axis, Domains, Family, RuleInfo, SourceFamily
+from mapper.plan.family import Axis, Conversion, Domains, Family, RuleInfo, SourceFamily
+from mapper.spec.model import Source
 
 LEAF = "leaf"
 
@@ -134,11 +135,7 @@ def _of_sizes(flat: FlatRule, context: Context, sizes: Sizes, domains: Domains) 
         for selected, pattern in enumerate(rule.targets):
             axes = _selected(leaf.axes, selected if len(rule.targets) > 1 else None, flat)
             alternatives = tuple(
-                tuple(
-                    _source(flat, context, alternative, position, replace(leaf, axes=axes), sizes, domains)
-                    for position in range(len(rule.alternatives[alternative].sources))
-                    if len(rule.targets) == 1 or len(rule.alternatives[alternative].sources) == 1 or position == selected
-                )
+                _sources(flat, context, alternative, replace(leaf, axes=axes), sizes, domains, selected)
                 for alternative in range(len(rule.alternatives))
             )
             full = join(flat.target_prefix, pattern)
@@ -157,7 +154,7 @@ def _of_sizes(flat: FlatRule, context: Context, sizes: Sizes, domains: Domains) 
                 skips_others=rule.others == "skip",
                 tie=None,
                 stack_axis=_axis_of(axes, stack_dim, flat) if stack_dim is not None else None,
-                conversion=leaf.conversion,
+                conversion=_conversion(sizes, leaf),
                 reuses=rule.reuse,
                 append_axis=_axis_of(axes, rule.append, flat) if rule.append is not None else None,
                 only_first=_only_first(flat, leaf),
@@ -183,9 +180,28 @@ def _axis_of(axes: tuple[Axis, ...] | None, dim: str, flat: FlatRule) -> int:
     raise MapperError([finding("M316", place=flat.rule.place, problem=f"the rule's dims have no {dim!r}")])
 
 
+def _sources(
+    flat: FlatRule, context: Context, alternative: int, leaf: LeafSizes, sizes: Sizes, domains: Domains, selected: int
+) -> tuple[SourceFamily, ...]:
+    """Return the sources of one alternative, then the scales that some of them are read with."""
+    given = flat.rule.alternatives[alternative].sources
+    is_split = len(flat.rule.targets) > 1 and len(given) > 1
+    taken = [position for position in range(len(given)) if not is_split or position == selected]
+    pairs = [_source(flat, context, alternative, position, leaf, sizes, domains) for position in taken]
+    values = [source for source, _ in pairs]
+    scales = [replace(scale, scale_of=at) for at, (_, scale) in enumerate(pairs) if scale is not None]
+    return (*values, *scales)
+
+
+def _conversion(sizes: Sizes, leaf: LeafSizes) -> Conversion | None:
+    """Return the conversion of the leaf: that of the first source that has one."""
+    same = (each for alternative in sizes.leaves for source in alternative for each in source if each.name == leaf.name)
+    return next((each.conversion for each in same if each.conversion is not None), None)
+
+
 def _source(
     flat: FlatRule, context: Context, alternative: int, position: int, leaf: LeafSizes, sizes: Sizes, domains: Domains
-) -> SourceFamily:
+) -> tuple[SourceFamily, SourceFamily | None]:
     rule = flat.rule
     sources = rule.alternatives[alternative].sources
     own = next((each for each in sizes.leaves[alternative][position] if each.name == leaf.name), None)
@@ -198,7 +214,8 @@ def _source(
             f"the format of {source.pattern.text!r} has other axes for the leaf {leaf.name!r} than the rule's first source"
         )
         raise MapperError([finding("M316", place=source.place, problem=problem)])
-    if own.conversion != leaf.conversion:
+    conversion = _conversion(sizes, leaf)
+    if own.conversion not in (None, conversion):
         problem = (
             f"the format of {source.pattern.text!r} gives the leaf {leaf.name!r} another dtype than the rule's first source"
         )
@@ -210,15 +227,38 @@ def _source(
     if leaf.axes is None and len(sources) > 1:
         problem = "a rule with several sources needs `dims` with a size for each"
         raise MapperError([finding("M316", place=rule.place, problem=problem)])
-    template = bound(flat.source(source.pattern), flat.names, domains, source.place, {LEAF: own.source})
     part = position if len(sources) > 1 or num_parts == 1 else None
-    stack = rule.stack[0][0] if rule.stack else None
+    dtypes = own.dtypes
+    if conversion is not None and own.conversion is None and not dtypes:
+        dtypes = frozenset({conversion.dtype})
+    found = _stored_source(flat, context, source, own.source, own.stored, leaf, part, domains)
+    scale = None
+    if own.scale is not None:
+        stored = _stored_source(flat, context, source, own.scale.source, own.scale.stored, leaf, part, domains)
+        scale = replace(stored, dtypes=own.scale.dtypes)
+    return replace(found, dtypes=dtypes), scale
+
+
+def _stored_source(
+    flat: FlatRule,
+    context: Context,
+    source: Source,
+    leaf_name: str,
+    stored: tuple[StoredAxis, ...],
+    leaf: LeafSizes,
+    part: int | None,
+    domains: Domains,
+) -> SourceFamily:
+    place = flat.rule.place
+    template = bound(flat.source(source.pattern), flat.names, domains, source.place, {LEAF: leaf_name})
+    stack = flat.rule.stack[0][0] if flat.rule.stack else None
     holds_stack = stack is not None and stack not in template.indices
-    disk = disk_layout(leaf.axes, own.stored, part, rule.place) if leaf.axes is not None else None
+    disk = disk_layout(leaf.axes, stored, part, place) if leaf.axes is not None else None
     if disk is not None and holds_stack:
         assert stack is not None
         disk = below_stack(disk, len(context.domains[stack]))
-    return SourceFamily(template, {index: domains[index] for index in template.indices}, part, own.dtypes, disk, holds_stack)
+    own_domains = {index: domains[index] for index in template.indices}
+    return SourceFamily(template, own_domains, part, frozenset(), disk, holds_stack)
 
 
 def _only_first(flat: FlatRule, leaf: LeafSizes) -> tuple[str, ...]:

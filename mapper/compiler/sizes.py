@@ -19,7 +19,7 @@ from mapper.ops.dtypes import safetensors_name
 from mapper.pattern import Bindings
 from mapper.plan.family import Axis, Conversion, Cut
 from mapper.spec.model import Axis as LeafAxis
-from mapper.spec.model import Dim, Format, Leaf, Shard, SourceAlternative
+from mapper.spec.model import Dim, Format, Leaf, PairedLeaf, Shard, SourceAlternative
 
 Given = TypeVar("Given")
 
@@ -37,6 +37,15 @@ class StoredAxis:
 
 
 @dataclass(frozen=True, slots=True)
+class ScaleSizes:
+    """The scales that a leaf is multiplied by while it is read: their name and axes on disk, and what may lie there."""
+
+    source: str
+    stored: tuple[StoredAxis, ...]
+    dtypes: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class LeafSizes:
     """One leaf of one format: its names on both sides, its axes (None: the header decides) and what may lie on disk."""
 
@@ -47,6 +56,7 @@ class LeafSizes:
     stored: tuple[StoredAxis, ...]
     dtypes: frozenset[str]
     conversion: Conversion | None
+    scale: ScaleSizes | None
     optional: bool
     place: Place
 
@@ -83,7 +93,8 @@ def expressions(flat: FlatRule, formats: Formats) -> Iterator[tuple[Names, Expre
             if alternative.when is not None:
                 yield formats.names, alternative.when
             for leaf in alternative.leaves:
-                divisors = (axis.divisor for axis in (*leaf.dims, *(leaf.stored or ())))
+                paired = [axis for half in leaf.dequantize or () for axis in half.dims]
+                divisors = (axis.divisor for axis in (*leaf.dims, *(leaf.stored or ()), *paired))
                 yield from (
                     (formats.names, each) for each in (*divisors, leaf.dtype, leaf.cast, leaf.bitcast) if each is not None
                 )
@@ -156,7 +167,7 @@ class _Reader:
                 axes = tuple(self._plain_axis(name, 1, cuts) for name in self.dims)
                 stored = self._rule_stored(tuple(StoredAxis((name,), 1, None) for name in self.dims))
             dtypes, conversion = self._dtypes(None), self._conversion(None)
-            return (LeafSizes("", "", "", axes, stored or (), dtypes, conversion, rule.optional, rule.place),)
+            return (LeafSizes("", "", "", axes, stored or (), dtypes, conversion, None, rule.optional, rule.place),)
         leaves = self.chosen_leaves(_format_of(self.flat, alternative, position))
         known = {axis.dim for leaf in leaves for axis in leaf.dims}
         lead = [name for name in self.dims if name not in known]
@@ -174,17 +185,29 @@ class _Reader:
     def _leaf(self, leaf: Leaf, lead: list[str], cuts: Mapping[str, Cut]) -> LeafSizes:
         axes: tuple[Axis, ...] | None = None
         stored: tuple[StoredAxis, ...] = ()
-        if leaf.dequantize is not None:
-            raise MapperError([finding("M310", place=leaf.place, feature="dequantize")])
         if self.rule.dims is not None:
             axes = (*(self._plain_axis(name, 1, cuts) for name in lead), *(self._axis(axis, cuts) for axis in leaf.dims))
-            on_disk = [StoredAxis((name,), 1, None) for name in lead]
-            on_disk += [self._stored_axis(axis) for axis in (leaf.dims if leaf.stored is None else leaf.stored)]
-            stored = self._rule_stored(tuple(on_disk))
+            stored = self._on_disk(lead, leaf.dims if leaf.stored is None else leaf.stored)
+        elif leaf.dequantize is not None:
+            raise MapperError([finding("M316", place=self.rule.place, problem="a rule that dequantizes needs `dims`")])
+        source, dtypes, scale = leaf.source, self._dtypes(leaf), None
+        if leaf.dequantize is not None:
+            values, scales = leaf.dequantize
+            source, stored, dtypes = values.name, self._on_disk(lead, values.dims), self._dtypes_of(values)
+            scale = ScaleSizes(scales.name, self._on_disk(lead, scales.dims), self._dtypes_of(scales))
         return LeafSizes(
-            leaf.name, leaf.source, leaf.target, axes, stored, self._dtypes(leaf), self._conversion(leaf),
+            leaf.name, source, leaf.target, axes, stored, dtypes, self._conversion(leaf), scale,
             leaf.optional or self.rule.optional, leaf.place,
         )  # fmt: skip
+
+    def _on_disk(self, lead: list[str], axes: Sequence[LeafAxis]) -> tuple[StoredAxis, ...]:
+        return self._rule_stored((*(StoredAxis((name,), 1, None) for name in lead), *map(self._stored_axis, axes)))
+
+    def _dtypes_of(self, half: PairedLeaf) -> frozenset[str]:
+        if half.dtype is None:
+            return frozenset()
+        value = self.formats.names.evaluate(half.dtype, self.bindings, half.place)
+        return frozenset({self._safetensors(value, half.place)})
 
     def _sizes(self, dim: Dim) -> tuple[int, ...]:
         evaluate = self.flat.names.evaluate
@@ -207,6 +230,7 @@ class _Reader:
 
     def _cut(self, shard: Shard, block: int) -> Cut:
         parts = self.dims.get(shard.dim, ())
+        sizes = [sum(parts)] * len(parts) if shard.joined else parts
         pad = self._shard_size(shard.pad, "pad", shard)
         pad_rank = self._shard_size(shard.pad_rank, "pad_rank", shard)
         named = [each if isinstance(each, str) else None for each in shard.axis] or [None]
@@ -215,13 +239,16 @@ class _Reader:
             given = [self._shard_size(unit, "units", shard) for unit in shard.units]
             units = _per_part(shard, given, len(parts), "units")
         elif shard.uneven is not None:
-            units = [-(-size // block) for size in parts]
+            units = [-(-size // block) for size in sizes]
         else:
-            units = [-(-size // pad) * pad for size in parts]
+            units = [-(-size // pad) * pad for size in sizes]
         if pad > 1 and len(parts) > 1:
             problem = f"{shard.dim!r} has parts, and `pad` rounds up a whole dim"
             raise MapperError([finding("M316", place=shard.place, problem=problem)])
-        return Cut(tuple(axes), tuple(units), pad, shard.uneven, pad_rank, shard.replicate)
+        if shard.joined and (len(shard.axis) > 1 or len(shard.units) > 1 or len(self.rule.targets) > 1):
+            problem = f"{shard.dim!r} is cut as one, expected one axis, one number of units and one target"
+            raise MapperError([finding("M316", place=shard.place, problem=problem)])
+        return Cut(tuple(axes), tuple(units), pad, shard.uneven, pad_rank, shard.replicate, shard.joined)
 
     def _shard_size(self, expression: Expression | None, what: str, shard: Shard) -> int:
         if expression is None:

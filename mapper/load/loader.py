@@ -9,16 +9,17 @@ from typing import Literal
 import torch
 from torch import nn
 
-from mapper.checkpoint import Checkpoint, TensorHeader
+from mapper.checkpoint import Checkpoint
 from mapper.compiler import Program
 from mapper.load.files import CheckpointFiles
 from mapper.ops.dtypes import num_bytes
 from mapper.plan.plan import Plan, Step, iter_steps
-from mapper.regions import shape_of
+from mapper.regions import Box, shape_of
 from mapper.report.load import LoadReport
 from mapper.session import UpdateSession
 from mapper.transfer.bind import Binding, Model, bind, materialize
-from mapper.transfer.copy import copy_box, copy_twins, fill_padding, read_as, view_of
+from mapper.transfer.copy import copy_box, copy_twins, fill_padding, read_as, view_of, viewed
+from mapper.transfer.dequantize import dequantize
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all) while a load runs."""
@@ -53,8 +54,10 @@ class Loader:
                 files.elements(file, "U8")  # a file that changed since its header was read is found before the first write
             for step in steps:
                 header = plan.tensors[step.source]
-                copy_box(binding.tensors[step.target], step.target_box, _read(files, header, step), step.reading)
+                copy_box(binding.tensors[step.target], step.target_box, _read(files, plan, step), step.reading)
                 read += num_bytes(header.dtype, shape_of(step.source_box))
+                if step.scale is not None:
+                    read += num_bytes(plan.tensors[step.scale].dtype, shape_of(_scale_box(step)))
                 written += _num_bytes(binding, step)
                 if progress is not None:
                     progress(written, total)
@@ -75,11 +78,23 @@ def _in_file_order(plan: Plan) -> list[Step]:
     return sorted(steps, key=lambda step: (tensors[step.source].file, tensors[step.source].start, step.source_box))
 
 
-def _read(files: CheckpointFiles, header: TensorHeader, step: Step) -> torch.Tensor:
-    """Return the step's source box in the order of the target's axes: a view of the mapped file."""
-    if step.reading is None or step.reading.disk is None:
-        return read_as(files.read_box(header, step.source_box), step.reading)
-    return view_of(read_as(files.tensor(header), step.reading), step.source_box)
+def _read(files: CheckpointFiles, plan: Plan, step: Step) -> torch.Tensor:
+    """Return the step's source box in the order of the target's axes: a view of the mapped file, or dequantised values."""
+    header, reading = plan.tensors[step.source], step.reading
+    if reading is None or (reading.disk is None and reading.scaling is None):
+        return read_as(files.read_box(header, step.source_box), reading)
+    values = view_of(read_as(files.tensor(header), reading), step.source_box)
+    if reading.scaling is None:
+        return values
+    assert step.scale is not None
+    scales = view_of(viewed(files.tensor(plan.tensors[step.scale]), reading.scaling.disk), _scale_box(step))
+    return dequantize(values, step.source_box, scales, reading.scaling)
+
+
+def _scale_box(step: Step) -> Box:
+    assert step.reading is not None
+    assert step.reading.scaling is not None
+    return step.reading.scaling.box(step.source_box)
 
 
 def _num_bytes(binding: Binding, step: Step) -> int:

@@ -6,7 +6,7 @@ A family says how many names it stands for without spelling them; names and boxe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
@@ -33,7 +33,8 @@ class Cut:
 
     The whole dim is rounded up to `pad` before the cut, each rank's share of a part to `pad_rank` after it. `uneven` gives
     every rank ceil(units / ranks) units: 'pad' fills up what the last ranks lack, 'short' leaves it out. With `replicate`
-    several ranks in a row hold one unit where there are fewer units than ranks.
+    several ranks in a row hold one unit where there are fewer units than ranks. With `joined` the parts are cut as one, laid
+    end to end: each entry of `axes` and `units` is then that of the whole dim.
     """
 
     axes: tuple[str | None, ...]
@@ -42,6 +43,7 @@ class Cut:
     uneven: Literal["pad", "short"] | None = None
     pad_rank: int = 1
     replicate: bool = False
+    joined: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,14 @@ class Axis:
     def stored_parts(self) -> tuple[int, ...]:
         """The size of each part in elements of the target's grid; a last block that is not full counts as one."""
         return tuple(-(-size // self.divisor) for size in self.parts)
+
+    @property
+    def as_cut(self) -> Axis:
+        """The axis with the parts that are cut each on its own: one, where the cut takes them joined."""
+        if self.cut is None or not self.cut.joined:
+            return self
+        cut = replace(self.cut, axes=self.cut.axes[:1], units=self.cut.units[:1], joined=False)
+        return replace(self, parts=(sum(self.parts),), cut=cut)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +104,8 @@ class SourceFamily:
 
     `domains` are the values of the indices in `template`; `dtypes` the safetensors dtypes allowed on disk (empty: any);
     `disk` is None where only the header knows the shape. `holds_stack` marks a tensor that has all values of the stacked
-    index along its first axis.
+    index along its first axis. `scale_of` marks the scales of another source of the same alternative, by its position:
+    they are read together with it and fill nothing themselves.
     """
 
     template: Template
@@ -103,6 +114,7 @@ class SourceFamily:
     dtypes: frozenset[str]
     disk: DiskLayout | None = None
     holds_stack: bool = False
+    scale_of: int | None = None
 
     @property
     def num_sources(self) -> int:

@@ -76,6 +76,8 @@ def local_axis(axis: Axis, position: Position, *, stored: int | None = None) -> 
     padding: list[Interval] = []
     stored = stored or axis.divisor
     at = joined = 0
+    if axis.cut is not None and axis.cut.joined:
+        return _joined_axis(axis, position, stored)
     for part, size in enumerate(axis.parts):
         if axis.selected in (None, part):
             runs, share = _shares(axis.cut, part, size, position)
@@ -92,6 +94,23 @@ def local_axis(axis: Axis, position: Position, *, stored: int | None = None) -> 
     return LocalAxis(at, tuple(segments), tuple(padding), axis.fill)
 
 
+def _joined_axis(axis: Axis, position: Position, stored: int) -> LocalAxis:
+    """Return the share of an axis whose parts are cut as one: of each part, what lies in the rank's runs of the whole."""
+    runs, share = _shares(axis.cut, 0, sum(axis.parts), position)
+    segments: list[Segment] = []
+    before = joined = 0
+    for part, size in enumerate(axis.parts):
+        for run in runs:
+            start, stop = max(run.start, before), min(run.stop, before + size)
+            inner = Run(start - before, stop - before, run.at + start - run.start)
+            segments += _segments(axis.divisor, stored, part, inner, joined, 0)
+        before += size
+        joined += -(-size // stored)
+    width = -(-share // axis.divisor)
+    filled = max((segment.target[1] for segment in segments), default=0)
+    return LocalAxis(width, tuple(segments), ((filled, width),) if filled < width else (), axis.fill)
+
+
 def _segments(divisor: int, stored: int, part: int, run: Run, joined: int, at: int) -> Iterator[Segment]:
     """Yield the segments of one run; a run that starts or ends inside a coarser stored element has a head and a tail."""
     if run.start >= run.stop:
@@ -105,9 +124,9 @@ def _segments(divisor: int, stored: int, part: int, run: Run, joined: int, at: i
     head = min(-(-run.start // stored) * stored, run.stop)
     tail = max(run.stop // stored * stored, head)
     for start, stop in ((run.start, head), (head, tail), (tail, run.stop)):
-        low, high = start // stored, -(-stop // stored)
-        begin, end = start // divisor, -(-stop // divisor)
-        if begin < end:
+        if start < stop:
+            low, high = start // stored, -(-stop // stored)
+            begin, end = start // divisor, -(-stop // divisor)
             offset = at + run.at // divisor - run.start // divisor
             yield Segment(part, (low, high), (joined + low, joined + high), (offset + begin, offset + end))
 
@@ -137,8 +156,8 @@ def _shares(cut: Cut | None, part: int, size: int, position: Position) -> tuple[
     else:
         assert num_ranks % units == 0, f"{units} units over {num_ranks} ranks were let through"
         share = padded // units
-        start = rank // (num_ranks // units) * share
-        stop = start + share
+        unit = rank // (num_ranks // units)
+        start, stop = min(unit * share, size), min((unit + 1) * share, size)
     return [Run(start, stop, 0)], _rounded(share, cut.pad_rank)
 
 

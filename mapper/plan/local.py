@@ -14,11 +14,28 @@ from mapper.regions import Box, spell, tiling_faults, whole
 
 
 @dataclass(frozen=True, slots=True)
+class Scaling:
+    """The scales that values are multiplied by: how they lie on disk, and logical elements per value and per scale."""
+
+    disk: DiskLayout
+    value_divisors: tuple[int, ...]
+    scale_divisors: tuple[int, ...]
+
+    def box(self, values: Box) -> Box:
+        """Return the box of the scales that a box of values needs."""
+        return tuple(
+            (start * own // scale, -(-stop * own // scale))
+            for (start, stop), own, scale in zip(values, self.value_divisors, self.scale_divisors, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Reading:
-    """What lies between a source and its box: a view of the stored axes, a change of dtype."""
+    """What lies between a source and its box: a view of the stored axes, scales, a change of dtype."""
 
     disk: DiskLayout | None
     conversion: Conversion | None
+    scaling: Scaling | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +81,26 @@ def source_pieces(family: Family, source: SourceFamily, share: Share) -> tuple[P
     """Return the boxes that one source fills, in coordinates of `LocalShape.inner`; none where this rank holds zeros."""
     assert family.axes is not None
     assert source.disk is not None
-    if _holds_zeros(family, share):
+    if _holds_zeros(family, share) or source.scale_of is not None:
         return ()
     divisors = source.disk.divisors[1:] if source.holds_stack else source.disk.divisors
     axes: list[LocalAxis] = [local_axis(axis, share, stored=stored) for axis, stored in zip(family.axes, divisors, strict=True)]
     return pieces(axes, source.part, family.parts_axis)
 
 
-def reading_of(family: Family, source: SourceFamily) -> Reading | None:
-    """Return how the source is read, or None where it is read as it lies."""
+def reading_of(family: Family, sources: tuple[SourceFamily, ...], position: int) -> Reading | None:
+    """Return how one source of an alternative is read, or None where it is read as it lies."""
+    source = sources[position]
+    scale = next((each for each in sources if each.scale_of == position), None)
+    scaling = None
+    if scale is not None:
+        assert source.disk is not None
+        assert scale.disk is not None
+        scaling = Scaling(scale.disk, source.disk.divisors, scale.disk.divisors)
     disk = source.disk if source.disk is not None and not source.disk.is_plain else None
-    return Reading(disk, family.conversion) if disk is not None or family.conversion is not None else None
+    if disk is None and scaling is None and family.conversion is None:
+        return None
+    return Reading(disk, family.conversion, scaling)
 
 
 def placed(

@@ -165,7 +165,8 @@ def _match_family(
         for name, header in zip(spelled, headers, strict=True):
             if header is None:
                 continue
-            kinds.add(header[0])
+            if source.scale_of is None:
+                kinds.add(header[0])
             if shape is not None and header[1] != shape:
                 wrong.append(_wrong_shape(family, source.disk, name, header))
             if allowed and header[0] not in allowed:

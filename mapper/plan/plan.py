@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import product, repeat
 from typing import NamedTuple
 
 from mapper.checkpoint import TensorHeader
@@ -27,6 +27,7 @@ class Step(NamedTuple):
 
     The source box is in the order of the target's axes, after `reading` (None: as it lies on disk). Where the target's box
     is k times as long along an axis, each element is repeated k times; a stacked target has one axis more, of one slot.
+    `scale` is the tensor of the scales that the values are multiplied by, where the reading has a scaling.
     """
 
     source: str
@@ -34,6 +35,7 @@ class Step(NamedTuple):
     target: str
     target_box: Box
     reading: Reading | None = None
+    scale: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,8 @@ class Plan:
     @property
     def num_loaded(self) -> int:
         """How many source tensors this rank reads."""
-        return len({step.source for local in self.families for step in iter_steps(local)})
+        steps = [step for local in self.families for step in iter_steps(local)]
+        return len({step.source for step in steps} | {step.scale for step in steps if step.scale is not None})
 
     @property
     def num_bytes(self) -> int:
@@ -137,20 +140,23 @@ def assemble(matching: Matching, share: Share, keeps: Sequence[SkipRule], tensor
 def iter_steps(local: LocalFamily) -> Iterator[Step]:
     """Yield the copies of one family, target by target."""
     family, without = local.matched.family, local.matched.incomplete | local.matched.absent
-    readings = [reading_of(family, source) for source in local.matched.sources]
+    sources = local.matched.sources
+    readings = [reading_of(family, sources, position) for position in range(len(sources))]
+    scales = [next((each for each in sources if each.scale_of == position), None) for position in range(len(sources))]
     for combination, target in zip(local.combinations, target_names(local), strict=True):
         if without and combination in without:
             continue
         fixed = dict(zip(family.target.indices, combination, strict=True))
-        for source, boxes, reading in zip(local.matched.sources, local.pieces, readings, strict=True):
+        for source, scale, boxes, reading in zip(sources, scales, local.pieces, readings, strict=True):
             if local.shape is None:
                 header = local.matched.header(combination)
                 assert header is not None, f"{target!r} is held without a header"
                 yield Step(_name(source, fixed), whole(header.shape), target, whole(header.shape), reading)
             elif boxes:
-                for name, slots in _slots_by_name(local, source, fixed):
+                scale_names = [name for name, _ in _slots_by_name(local, scale, fixed)] if scale is not None else repeat(None)
+                for (name, slots), scale_name in zip(_slots_by_name(local, source, fixed), scale_names, strict=False):
                     for source_box, target_box in placed(family, source, local.shape, boxes, slots):
-                        yield Step(name, source_box, target, target_box, reading)
+                        yield Step(name, source_box, target, target_box, reading, scale_name)
 
 
 def target_names(local: LocalFamily) -> list[str]:

@@ -188,7 +188,7 @@ class _Tally:
             family = matched.family
             for position, source in enumerate(matched.sources):
                 pieces = self._read.get((family.number, position))
-                if source.disk is None or pieces is None:
+                if source.disk is None or pieces is None or source.scale_of is not None:
                     continue
                 shape = source.disk.seen[1:] if source.holds_stack else source.disk.seen
                 for box in uncovered(whole(shape), sorted(piece.source for piece in pieces)):

@@ -162,7 +162,7 @@ def _unread(
 ) -> Iterator[Diagnostic]:
     family = variant.family
     for number, source in enumerate(variant.sources):
-        if source.disk is not None:
+        if source.disk is not None and source.scale_of is None:
             shape = source.disk.seen[1:] if source.holds_stack else source.disk.seen
             boxes = sorted(piece.source for piece in read.get(position * 1000 + number, ()))
             for box in uncovered(whole(shape), boxes):

@@ -25,7 +25,8 @@ from mapper.plan.share import Share
 from mapper.regions import Box, whole
 from mapper.report.load import LoadReport
 from mapper.transfer.bind import Model, bind, declare, model_tensors
-from mapper.transfer.copy import copy_box, copy_twins, fill_padding, read_as, view_of
+from mapper.transfer.copy import copy_box, copy_twins, fill_padding, read_as, view_of, viewed
+from mapper.transfer.dequantize import dequantize
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class UpdateSession:
         self._fed: dict[str, TensorHeader] = {}
         self._elsewhere: set[str] = set()
         self._chosen: dict[int, int] = {}
+        self._halves: dict[tuple[object, ...], torch.Tensor] = {}
         self._intakes: dict[tuple[int, int, int], _Intake] = {}
         self._targets: dict[tuple[int, tuple[IndexValue | None, ...]], list[str]] = {}
         self._bytes = 0
@@ -195,6 +197,21 @@ class UpdateSession:
 
     def _write(self, claim: Claim, tensor: torch.Tensor) -> None:
         self._chosen[claim.family.rule.number] = self._best(claim)
+        sources = claim.family.alternatives[claim.alternative]
+        position = claim.position if claim.source.scale_of is None else claim.source.scale_of
+        if not any(each.scale_of == position for each in sources):
+            self._copy(claim, tensor, None)
+            return
+        key = (claim.family.number, claim.alternative, position, tuple(sorted(claim.bindings.items())))
+        other = self._halves.pop(key, None)
+        if other is None:
+            self._halves[key] = tensor.clone()  # the sender may use its buffer again before the other half comes
+            return
+        values, scales = (tensor, other) if claim.source.scale_of is None else (other, tensor)
+        self._copy(replace(claim, position=position), values, scales)
+
+    def _copy(self, claim: Claim, tensor: torch.Tensor, scales: torch.Tensor | None) -> None:
+        """Write every slice of this rank that the claimed source fills, times its scales where it has any."""
         intake = self._intake(claim)
         boxes = list(_boxes(claim, intake, tuple(tensor.shape)))
         read = read_as(tensor, intake.reading)
@@ -202,8 +219,14 @@ class UpdateSession:
             target = self._tensors[name]
             for source_box, target_box in boxes:
                 view = view_of(read, source_box)
-                copy_box(target, target_box, view, intake.reading)
                 self._bytes += view.numel() * view.element_size()
+                if scales is not None:
+                    assert intake.reading is not None
+                    assert intake.reading.scaling is not None
+                    scaling = intake.reading.scaling
+                    factors = view_of(viewed(scales, scaling.disk), scaling.box(source_box))
+                    view = dequantize(view, source_box, factors, scaling)
+                copy_box(target, target_box, view, intake.reading)
 
     def _intake(self, claim: Claim) -> _Intake:
         key = (claim.family.number, claim.alternative, claim.position)
@@ -230,7 +253,7 @@ class UpdateSession:
 
 def _intake_of(claim: Claim, share: Share) -> _Intake:
     family, source = claim.family, claim.source
-    reading = reading_of(family, source)
+    reading = reading_of(family, family.alternatives[claim.alternative], claim.position)
     if family.axes is None:
         return _Intake(reading, None, ())
     return _Intake(reading, local_shape(family, share), source_pieces(family, source, share))

@@ -168,6 +168,7 @@ class Shard:
     fill: Expression | None
     bias: Literal["first", "all"] | None
     replicate: bool
+    joined: bool
     place: Place
 
 

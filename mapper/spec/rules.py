@@ -203,7 +203,7 @@ def _shard(node: Node | None, findings: Findings) -> dict[str, Shard]:
 def _cut(entry: Entry, findings: Findings) -> Shard:
     place = entry.key.place
     if isinstance(entry.value, Scalar):
-        return Shard(entry.name, (_axis(entry.value),), (), None, None, None, None, None, False, place)
+        return Shard(entry.name, (_axis(entry.value),), (), None, None, None, None, None, False, False, place)
     node = require_mapping(entry.value)
     axis, uneven, bias = node.get("axis"), node.get("uneven"), node.get("bias")
     axes = (axis,) if isinstance(axis, Scalar) else items_of(axis)
@@ -217,6 +217,7 @@ def _cut(entry: Entry, findings: Findings) -> Shard:
         fill=optional_expression(node.get("fill"), findings),
         bias=None if bias is None else cast(Literal["first", "all"], text_of(bias)),
         replicate=boolean(node.get("replicate")),
+        joined=boolean(node.get("joined")),
         place=place,
     )
 

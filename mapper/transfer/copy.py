@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from mapper.ops.dtypes import torch_name
+from mapper.plan.family import DiskLayout
 from mapper.plan.local import Reading
 from mapper.regions import Box
 
@@ -24,10 +25,15 @@ def read_as(source: torch.Tensor, reading: Reading | None) -> torch.Tensor:
     if reading is None:
         return source
     if reading.disk is not None:
-        source = source.reshape(reading.disk.viewed).permute(reading.disk.order)
+        source = viewed(source, reading.disk)
     if reading.conversion is not None and reading.conversion.by == "bitcast":
         source = source.view(_dtype(reading.conversion.dtype))
     return source
+
+
+def viewed(source: torch.Tensor, disk: DiskLayout) -> torch.Tensor:
+    """Return the source with its axes in the order of the target's; a view, whatever lies on disk."""
+    return source if disk.is_plain else source.reshape(disk.viewed).permute(disk.order)
 
 
 def copy_box(target: torch.Tensor, target_box: Box, source: torch.Tensor, reading: Reading | None = None) -> None:

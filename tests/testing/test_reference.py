@@ -5,9 +5,9 @@ import torch
 
 import mapper
 from mapper import Layout
-from mapper.testing.strategies import chosen_profile
 from mapper.testing.reference import IllegalLayout, WrongShape, layout_fault, reference_load
 from mapper.testing.specs import spec_from
+from mapper.testing.strategies import chosen_profile
 from tests.oracle.families import FAMILIES, family_tensors
 from tests.oracle.goldens import compare, family_names, iter_ranks, layout_text
 
@@ -25,8 +25,9 @@ def load(spec, tensors, layout="", rank=0, config=None, runtime="engine", **opti
 
 
 def engine(rules, **sections):
-    extra = "".join(f"{name}: {text}\n" for name, text in sections.items())
-    return spec_from(f"{extra}runtimes:\n  engine:\n    mesh: vllm\n    rules:\n" + "".join(f"      - {each}\n" for each in rules))
+    lines = [f"{name}: {text}" for name, text in sections.items()]
+    lines += ["runtimes:", "  engine:", "    mesh: vllm", "    rules:", *(f"      - {each}" for each in rules)]
+    return spec_from("\n".join(lines))
 
 
 def test_a_cut_takes_consecutive_rows_in_rank_order():
@@ -183,10 +184,8 @@ def test_one_source_is_split_over_several_targets():
 
 
 def test_values_laid_along_a_dim_by_an_index():
-    spec = engine(
-        ["{copy: ['l.{layer}'], dims: {a: 2}}", "{target: all, source: 'l.{layer}', stack: {layer: a}, dims: {a: 2}, reuse: true}"],
-        index="{layer: {count: 3}}",
-    )
+    joined = "{target: all, source: 'l.{layer}', stack: {layer: a}, dims: {a: 2}, reuse: true}"
+    spec = engine(["{copy: ['l.{layer}'], dims: {a: 2}}", joined], index="{layer: {count: 3}}")
     tensors = {f"l.{layer}": numbered(2, start=layer * 10) for layer in range(3)}
     result = load(spec, tensors)
     assert result.targets["all"].tolist() == [0, 1, 10, 11, 20, 21]

@@ -38,9 +38,10 @@ def parse(text: str) -> ast.expr:
     return ast.parse(text.strip(), mode="eval").body
 
 
-def names_in(text: str) -> set[str]:
+@cache
+def names_in(text: str) -> frozenset[str]:
     """Return every name that an expression mentions."""
-    return {node.id for node in ast.walk(parse(text)) if isinstance(node, ast.Name)}
+    return frozenset(node.id for node in ast.walk(parse(text)) if isinstance(node, ast.Name))
 
 
 def evaluate(text: str, scope: Scope) -> object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 
 from mapper.testing.reference.evaluate import Scope, evaluate, names_in
 
@@ -14,6 +15,7 @@ def join(*texts: str) -> str:
     return ".".join(text for text in texts if text)
 
 
+@cache
 def pieces(pattern: str) -> list[tuple[str, bool]]:
     """Return the texts of a pattern in order, each with whether it stood in braces.
 

@@ -240,7 +240,7 @@ def _cut_line(
             raise IllegalLayout(f"{size} experts do not divide over {world.layout.ep} ranks")
         return np.take(array, np.array(world.expert_slots(size), dtype=np.int64), axis=axis)
     fill = 0.0 if shard.fill is None else float(str(evaluate(shard.fill.text, scope)))
-    sizes = padded_sizes(shard, sizes, scope)
+    sizes = padded_sizes(shard, [sum(sizes)] if shard.joined else sizes, scope)
     held = shares(shard, sizes, _block(line.dim, unit, world), world, scope)
     return cut_dim(array, axis, line.step, sizes, held, reader.fill(fill, dtype))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 import torch
 from hypothesis import event
@@ -33,10 +34,11 @@ def checkpoints(
 def _checkpoints(draw: st.DrawFn, case: Case) -> Tensors:
     weight, scale = dtype_of(draw(st.sampled_from(WEIGHT_DTYPES))), torch.float32
     vector = draw(st.sampled_from((weight, torch.float32)))
-    shapes = _known_shapes(case)
-    chosen = _chosen_sources(draw, _declared(case, case.runtime))
+    declared = _declared(case)
+    shapes = {each.name: each.shape for runtime in declared.values() for each in runtime if each.shape is not None}
+    chosen = _chosen_sources(draw, declared[case.runtime])
     patterns = skip_patterns(case.spec, config=case.config, runtime=case.runtime, options=case.options)
-    skipped = _skipped_sources(draw, case, patterns, {each.name for each in chosen})
+    skipped = _skipped_sources(draw, case.runtime, declared, patterns)
     tensors = Tensors()
     start = 0
     for each in {each.name: each for each in [*chosen, *skipped]}.values():
@@ -71,39 +73,27 @@ def _chosen_sources(draw: st.DrawFn, declared: list[Declared]) -> list[Declared]
     return chosen
 
 
-def _skipped_sources(draw: st.DrawFn, case: Case, patterns: list[str], taken: set[str]) -> list[Declared]:
+def _skipped_sources(
+    draw: st.DrawFn, runtime: str, declared: Mapping[str, list[Declared]], patterns: list[str]
+) -> list[Declared]:
     """Return what the other runtimes read and this one skips, and one made-up name per skip."""
     found: dict[str, Declared] = {}
-    claimed = {each.name for each in _declared(case, case.runtime)}
-    for other in case.spec.runtimes:
-        if other == case.runtime:
-            continue
-        try:
-            declared = _declared(case, other)
-        except IllegalLayout:
-            continue
-        for each in declared:
-            if each.name not in claimed and any(matches(pattern, each.name) for pattern in patterns):
-                found.setdefault(each.name, each)
+    claimed = {each.name for each in declared[runtime]}
+    for each in (each for other in declared if other != runtime for each in declared[other]):
+        if each.name not in claimed and any(matches(pattern, each.name) for pattern in patterns):
+            found.setdefault(each.name, each)
     middle = draw(st.sampled_from(("extra.weight", "extra", "model.layers.0.extra")))
     for pattern in patterns:
         name = ".".join(middle if part == "**" else "extra" if part == "*" else part for part in pattern.split("."))
-        if name not in claimed and name not in taken:
+        if name not in claimed:
             found.setdefault(name, Declared(name, (3,), "float32", -1, 0, (-1, ""), "", False, False, False, False))
     return list(found.values())
 
 
-def _known_shapes(case: Case) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every source of which some runtime states the dims."""
-    shapes: dict[str, tuple[int, ...]] = {}
+def _declared(case: Case) -> dict[str, list[Declared]]:
+    """Return what each runtime reads, as far as it accepts the config."""
+    found: dict[str, list[Declared]] = {}
     for runtime in case.spec.runtimes:
-        try:
-            declared = _declared(case, runtime)
-        except IllegalLayout:
-            continue
-        shapes.update((each.name, each.shape) for each in declared if each.shape is not None)
-    return shapes
-
-
-def _declared(case: Case, runtime: str) -> list[Declared]:
-    return declared_sources(case.spec, config=case.config, runtime=runtime, options=case.options)
+        with suppress(IllegalLayout):
+            found[runtime] = declared_sources(case.spec, config=case.config, runtime=runtime, options=case.options)
+    return found

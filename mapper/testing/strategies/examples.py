@@ -28,7 +28,10 @@ def _examples(draw: st.DrawFn, named: Named, runtime: str, max_ranks: int, confi
     spec = named.spec
     chosen = draw(configs(spec, runtime)) if config is None else config
     options = {name: draw(st.booleans()) for name, option in spec.options.items() if isinstance(option.default, bool)}
-    if layout_fault(spec, config=chosen, runtime=runtime, layout=Layout(), options=options) is not None:
+    if (
+        any(options.values())
+        and layout_fault(spec, config=chosen, runtime=runtime, layout=Layout(), options=options) is not None
+    ):
         options = {}
     layout = draw(layouts(spec, runtime, chosen, max_ranks, options))
     tensors = draw(checkpoints(spec, runtime, chosen, options))

@@ -40,7 +40,7 @@ def _layouts(draw: st.DrawFn, case: Case, max_ranks: int) -> Layout:
     tp = draw(st.sampled_from([size for size in TP_SIZES if size <= max_ranks]))
     dp = draw(st.sampled_from([size for size in (1, 1, 2, 3) if tp * size <= max_ranks]))
     pp = draw(st.sampled_from([size for size in (1, 2, 1, 3, 4) if tp * dp * size <= max_ranks]))
-    has_ep = draw(st.booleans())
+    has_ep = draw(st.sampled_from((True, False, True)))
     layout = next((each for each in _ever_smaller(tp, pp, dp, has_ep=has_ep) if _can_hold(case, each)), None)
     assert layout is not None, f"the config of {case.spec.id} fits on no layout, not even one rank"
     if layout.pp > 1 and draw(st.booleans()):
@@ -54,9 +54,10 @@ def _layouts(draw: st.DrawFn, case: Case, max_ranks: int) -> Layout:
 
 def _ever_smaller(tp: int, pp: int, dp: int, *, has_ep: bool) -> Iterator[Layout]:
     for size in [tp, *(each for each in (8, 6, 4, 3, 2, 1) if each < tp)]:
-        yield Layout(tp=size, pp=pp, dp=dp, ep=size * dp if has_ep else 1)
         if has_ep:
-            yield Layout(tp=size, pp=pp, dp=dp)
+            yield Layout(tp=size, pp=pp, dp=dp, ep=size * dp)
+            yield Layout(tp=size, pp=pp, ep=size)
+        yield Layout(tp=size, pp=pp, dp=dp)
     yield Layout(pp=pp)
     yield Layout()
 

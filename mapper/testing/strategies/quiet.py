@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from mapper.spec.model import Spec
 
@@ -17,6 +18,9 @@ class Named:
     def __repr__(self) -> str:
         return self.spec.id
 
+    def _repr_pretty_(self, printer: Any, is_cycle: bool) -> None:
+        printer.text(repr(self))
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Case:
@@ -29,3 +33,6 @@ class Case:
 
     def __repr__(self) -> str:
         return f"{self.spec.id} {self.runtime}"
+
+    def _repr_pretty_(self, printer: Any, is_cycle: bool) -> None:
+        printer.text(repr(self))
