@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from mapper.checkpoint import Checkpoint
 from mapper.diagnostics import MapperError
-from mapper.load.files import CheckpointFiles
+from mapper.transfer.files import CheckpointFiles
 from mapper.messages.load import MESSAGES
 from mapper.ops.dtypes import DTYPES
 from mapper.regions import Box, whole
@@ -265,7 +265,7 @@ def test_file_that_cannot_be_mapped_is_reported(tmp_path: Path, monkeypatch: pyt
     def refuse(*arguments: Any, **named: Any) -> None:
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr("mapper.load.files.mmap.mmap", refuse)
+    monkeypatch.setattr("mapper.transfer.files.mmap.mmap", refuse)
     assert refusal(checkpoint) == f"M654 '{path}' cannot be mapped into memory: Cannot allocate memory"
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import hashlib
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from mapper import __version__
 from mapper.checkpoint import Checkpoint, TensorHeader
 from mapper.compiler.conflicts import conflicts, skip_conflicts
 from mapper.compiler.expand import flatten
@@ -61,6 +64,20 @@ class Program:
     def share(self) -> Share:
         """What this rank holds."""
         return Share(self.mesh, self.rank, self.domains, self.placed)
+
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        """Return a hash of each input that all ranks must share: version, spec, config, runtime, layout, options, rules."""
+        inputs = {
+            "version of mapper": __version__,
+            "spec": f"{self.spec.id} {self.spec.version} {self.spec.digest}",
+            "config": json.dumps(self.config, sort_keys=True, default=str),
+            "runtime": self.runtime + self.root,
+            "layout": str(self.layout),
+            "options": json.dumps(dict(self.options), sort_keys=True, default=str),
+            "skips": json.dumps([[each.text, each.why] for each in self.skips]),
+        }
+        return {what: hashlib.sha256(text.encode()).hexdigest()[:16] for what, text in inputs.items()}
 
     @cached_property
     def resolver(self) -> Resolver:

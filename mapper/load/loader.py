@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 
 from mapper.checkpoint import Checkpoint
 from mapper.compiler import Program
-from mapper.load.files import CheckpointFiles
+from mapper.export.export import MAX_SHARD_BYTES, ExportReport, export
 from mapper.ops.dtypes import num_bytes
 from mapper.plan.plan import Plan, Step, iter_steps
 from mapper.regions import Box, shape_of
@@ -20,6 +21,7 @@ from mapper.session import UpdateSession
 from mapper.transfer.bind import Binding, Model, bind, materialize
 from mapper.transfer.copy import copy_box, copy_twins, fill_padding, read_as, view_of, viewed
 from mapper.transfer.dequantize import dequantize
+from mapper.transfer.files import CheckpointFiles
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all) while a load runs."""
@@ -43,8 +45,7 @@ class Loader:
         Only the slices that this rank needs are read.
         """
         start = time.perf_counter()
-        plan = self.program.plan(checkpoint)
-        binding = bind(plan, self.model)
+        plan, binding = self.prove(checkpoint)
         steps = _in_file_order(plan)
         proved = time.perf_counter()
         read = written = 0
@@ -64,6 +65,27 @@ class Loader:
             padded = fill_padding(binding.tensors, plan.padding())
             written += copy_twins(binding.tensors, binding.copied_twins)
         return _report(plan, binding, read, written, padded, proved - start, time.perf_counter() - proved)
+
+    def prove(self, checkpoint: Checkpoint) -> tuple[Plan, Binding]:
+        """Return the proved plan and its binding to the model; raises MapperError, and writes nothing."""
+        plan = self.program.plan(checkpoint)
+        return plan, bind(plan, self.model)
+
+    def export(self, path: str | Path, *, base: Checkpoint, max_shard_bytes: int = MAX_SHARD_BYTES) -> ExportReport:
+        """Write the model's parameters to the new folder `path` as the checkpoint they came from.
+
+        `base` gives the names, dtypes and shapes, and the tensors that the program skips. Raises MapperError before the
+        folder exists: M703 where this rank does not hold everything (see `mapper.export.export` for all ranks at once).
+        """
+        plan = self.program.plan(base)
+        parameters = bind(plan, self.model).tensors
+        return export(
+            [(plan, parameters)],
+            path,
+            base=None if base.is_manifest else base,
+            config=base.config,
+            max_shard_bytes=max_shard_bytes,
+        )
 
     def update(self, *, scope: Literal["all"] = "all") -> UpdateSession:
         """Return a session that fills the model from a stream of (name, tensor)."""

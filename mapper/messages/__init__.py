@@ -1,10 +1,10 @@
 """The catalogue of every message: its code, its text, why it exists and how to fix what it reports.
 
 One file a stage: M1xx text and schema, M2xx meaning of a spec, M3xx config, layout and compile, M4xx checkpoint files,
-M5xx plan, M6xx bind and load, M8xx cases and lint, M9xx usage. A code is never reused.
+M5xx plan, M6xx bind and load, M7xx export and ranks, M8xx cases and lint, M9xx usage. A code is never reused.
 """
 
-from mapper.messages import checkpoint, compile, lint, load, plan, spec, text, usage
+from mapper.messages import checkpoint, compile, export, lint, load, plan, spec, text, usage
 from mapper.messages.message import Message
 
 CATALOGUE: dict[str, Message] = {
@@ -14,6 +14,7 @@ CATALOGUE: dict[str, Message] = {
     **checkpoint.MESSAGES,
     **plan.MESSAGES,
     **load.MESSAGES,
+    **export.MESSAGES,
     **lint.MESSAGES,
     **usage.MESSAGES,
 }

@@ -129,7 +129,8 @@ MESSAGES: dict[str, Message] = {
         "Use one of the sizes that work; the hint names them.",
     ),
     "M330": Message(
-        "the dim {dim!r} of {target} is cut by {axis}={size} into {rows} elements, which is not a whole number of blocks of {block}",
+        "the dim {dim!r} of {target} is cut by {axis}={size} into {rows} elements, "
+        "which is not a whole number of blocks of {block}",
         "A quantisation block has one scale; a cut through it would leave a rank with a scale for half a block.",
         "Use one of the sizes that work; the hint names them.",
     ),

@@ -6,7 +6,7 @@ Names are instantiated by index and looked up; what is left over is skipped by a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import product
@@ -62,10 +62,12 @@ def match(
     tensors: Mapping[str, TensorHeader],
     *,
     chosen: Mapping[int, int] | None = None,
+    owned: Set[str] = frozenset(),
 ) -> Matching:
     """Return how `tensors` are accounted for by `families` and `skips`.
 
-    `chosen` is the alternative taken per rule where `tensors` do not show it: those of one rank, or of one update.
+    `chosen` is the alternative taken per rule where `tensors` do not show it: those of one rank, or of one update. `owned`
+    are names whose owning rule is not in `families`: it lives on another rank.
     """
     chosen = {**_choose_alternatives(families, tensors), **(chosen or {})}
     matched: list[MatchedFamily] = []
@@ -82,6 +84,7 @@ def match(
         matched.append(_match_family(family, alternative, tensors, claimed, reread, missing, wrong))
         if family.skips_others:
             superseded.update(_other_spellings(family, alternative, tensors))
+    claimed |= reread & owned
     owned_by_none = sorted(reread - claimed)
     wrong += [finding("M509", subject=name, name=name) for name in owned_by_none]
     left = [name for name in tensors if name not in claimed] if len(claimed) < len(tensors) else []

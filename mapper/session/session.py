@@ -57,10 +57,13 @@ class UpdateSession:
         self._owners: dict[str, str] = {}
         self._fed: dict[str, TensorHeader] = {}
         self._elsewhere: set[str] = set()
+        self._owned_elsewhere: set[str] = set()
         self._chosen: dict[int, int] = {}
         self._halves: dict[tuple[object, ...], torch.Tensor] = {}
         self._intakes: dict[tuple[int, int, int], _Intake] = {}
         self._targets: dict[tuple[int, tuple[IndexValue | None, ...]], list[str]] = {}
+        self._appending = [each for each in program.families if each.append_axis is not None]
+        self._shapes: dict[tuple[int, str], list[tuple[int, ...]]] = {}
         self._bytes = 0
         self._start = time.perf_counter()
         self._is_open = True
@@ -91,6 +94,8 @@ class UpdateSession:
             claims = resolution.claims
             if len(claims) > 1:
                 claims = tuple(claim for claim in claims if is_here(claim, self._program.share))
+                if all(claim.family.reuses for claim in claims) and not all(each.family.reuses for each in resolution.claims):
+                    self._owned_elsewhere.add(name)
             findings = [fault for claim in claims for fault in self._faults(claim, name, header)]
             if findings:
                 raise MapperError(findings)
@@ -115,7 +120,7 @@ class UpdateSession:
         start = time.perf_counter()
         share = self._program.share
         families = [local for each in self._program.families if (local := _on_rank(each, share)) is not None]
-        matching = match(families, self._program.skips, self._fed, chosen=self._chosen)
+        matching = match(families, self._program.skips, self._fed, chosen=self._chosen, owned=self._owned_elsewhere)
         plan = assemble(matching, share, self._program.keeps, self._fed)
         if plan.findings:
             raise MapperError(plan.findings)
@@ -181,10 +186,10 @@ class UpdateSession:
         if model is None:
             return [finding("M531", place=place, subject=name, rule=family.rule.text, name=name)]
         findings = []
-        shape = intake.shape.full if intake.shape is not None else header.shape
+        shapes = self._local_shapes(family, name, intake.shape) if intake.shape is not None else [header.shape]
         dtype = torch_name(family.conversion.dtype if family.conversion is not None else header.dtype)
-        if model.shape != shape:
-            found, expected = list(model.shape), list(shape)
+        if model.shape not in shapes:
+            found, expected = list(model.shape), list(shapes[-1])
             findings.append(finding("M532", place=place, subject=name, name=name, found=found, expected=expected))
         if model.dtype != dtype:
             findings.append(finding("M533", place=place, subject=name, name=name, found=model.dtype, expected=dtype))
@@ -194,6 +199,20 @@ class UpdateSession:
         if other != name:
             findings.append(finding("M601", subject=name, name=name, other=other))
         return findings
+
+    def _local_shapes(self, family: Family, name: str, own: LocalShape) -> list[tuple[int, ...]]:
+        """Return the shapes that the target may have here: later rules append to it, and `finish` knows which optional ones."""
+        known = self._shapes.get((family.number, name))
+        if known is None:
+            share = self._program.share
+            known = [own.full]
+            for each in self._appending:
+                follows = any(before.rule.number == family.rule.number for before in each.after)
+                if follows and share.holds(each.stage) and each.target.match(name) is not None:
+                    full = local_shape(each, share).full
+                    known = [*known, full] if each.optional else [full]
+            self._shapes[family.number, name] = known
+        return known
 
     def _write(self, claim: Claim, tensor: torch.Tensor) -> None:
         self._chosen[claim.family.rule.number] = self._best(claim)

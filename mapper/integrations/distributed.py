@@ -1,0 +1,60 @@
+"""Many ranks of torch.distributed: they agree on their inputs and on their findings before any of them writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+from mapper.checkpoint import Checkpoint
+from mapper.compiler import Program
+from mapper.diagnostics import Diagnostic, MapperError, finding
+from mapper.load import Loader, LoadReport
+from mapper.transfer.bind import Model
+
+
+def load(program: Program, model: Model, checkpoint: Checkpoint, *, group: Any = None) -> LoadReport:
+    """Fill the model on every rank of the process group; raises the same MapperError on all ranks before any write.
+
+    `program` may be of any rank of its layout: the rank of the process in `group` is taken.
+    """
+    program = program.at_rank(dist.get_rank(group))
+    require_agreement(program, checkpoint, group=group)
+    findings: tuple[Diagnostic, ...] = ()
+    loader = Loader(program, model)
+    try:
+        loader.prove(checkpoint)
+    except MapperError as error:
+        findings = error.diagnostics
+    _raise_together(findings, group)
+    return loader.load(checkpoint)
+
+
+def require_agreement(program: Program, checkpoint: Checkpoint, *, group: Any = None) -> None:
+    """Exchange digests of all inputs; raises MapperError M710 on every rank where any differs from rank 0."""
+    own = {**program.digests, "checkpoint": checkpoint.digest}
+    gathered = _gather(own, group)
+    findings = [
+        finding("M710", rank=rank, what=what, found=each[what], expected=gathered[0][what])
+        for rank, each in enumerate(gathered)
+        for what in each
+        if each[what] != gathered[0][what]
+    ]
+    if findings:
+        raise MapperError(findings)
+
+
+def _raise_together(findings: tuple[Diagnostic, ...], group: Any) -> None:
+    """Raise this rank's own findings, or say which rank has some, so that no rank waits for one that has stopped."""
+    gathered = _gather(findings, group)
+    if findings:
+        raise MapperError(findings)
+    others = [(rank, each[0]) for rank, each in enumerate(gathered) if each]
+    if others:
+        raise MapperError([finding("M711", rank=rank, message=f"{first.code} {first.message}") for rank, first in others])
+
+
+def _gather(value: Any, group: Any) -> list[Any]:
+    gathered: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, value, group=group)
+    return gathered
