@@ -39,6 +39,8 @@ except mapper.MapperError as error:
     found = [[f"{each.code} {each.message}" for each in error.diagnostics], untouched]
 with open(f"{out}/{rank}.json", "w") as file:
     json.dump(found, file)
+dist.barrier()
+dist.destroy_process_group()
 """
 
 
@@ -47,7 +49,7 @@ def run(tmp_path: Path, fault: str) -> list[object]:
     script = tmp_path / "rank.py"
     script.write_text(RANK)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    subprocess.run([*torchrun, str(script), str(folder), str(tmp_path), fault], check=True, capture_output=True, timeout=120)
+    subprocess.run([*torchrun, str(script), str(folder), str(tmp_path), fault], check=True, capture_output=True, text=True, timeout=120)
     return [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
 
 

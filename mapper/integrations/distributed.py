@@ -57,4 +57,5 @@ def _raise_together(findings: tuple[Diagnostic, ...], group: Any) -> None:
 def _gather(value: Any, group: Any) -> list[Any]:
     gathered: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(gathered, value, group=group)
+    dist.barrier(group)  # a rank that raises next may exit, and take with it what another is still receiving
     return gathered

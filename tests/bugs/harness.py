@@ -20,9 +20,9 @@ from mapper.compiler import Program, compile
 from mapper.diagnostics import Diagnostic, MapperError
 from mapper.expressions import Value
 from mapper.layout import Layout
-from mapper.load import Loader, LoadReport
+from mapper.load import Loader, LoadReport, UpdateSession
 from mapper.ops.dtypes import torch_name
-from tests.loads import Tensors, all_raw, fill, spec_of, write
+from tests.loads import Tensors, all_raw, fill, spec_of, told, write
 
 FOLDER = Path(__file__).with_name("cases")
 
@@ -67,14 +67,19 @@ class Case:
         folder: Path,
         text: str,
         *,
+        layout: Layout | None = None,
         rank: int = 0,
         config: Mapping[str, object] | None = None,
         options: Mapping[str, Value] | None = None,
     ) -> Program:
-        """Compile a spec of the runtime `own` for the scenario's layout and config; `text` is as `spec_of` takes it."""
+        """Compile a spec of the runtime `own`, for the scenario's layout and config if none are given.
+
+        `text` is as `spec_of` takes it.
+        """
         spec = spec_of(Path(mkdtemp(dir=folder)), text)
         config = self["config"] if config is None else config
-        return compile(spec, config=config, runtime="own", layout=Layout(**self["layout"]), rank=rank, options=options)
+        layout = Layout(**self["layout"]) if layout is None else layout
+        return compile(spec, config=config, runtime="own", layout=layout, rank=rank, options=options)
 
 
 def case(id: str) -> pytest.MarkDecorator:
@@ -109,7 +114,9 @@ def tensors(texts: Mapping[str, str]) -> Tensors:
         if read["value"]:
             found[name] = torch.full(shape, float(read["value"])).to(dtype)
         elif read["rows"]:
-            found[name] = torch.arange(float(shape[0])).reshape(-1, *[1] * (len(shape) - 1)).expand(shape).contiguous().to(dtype)
+            found[name] = (
+                torch.arange(float(shape[0])).reshape(-1, *[1] * (len(shape) - 1)).expand(shape).contiguous().to(dtype)
+            )
         else:
             found[name] = counted(start, shape, dtype)
         start += prod(shape)
@@ -142,17 +149,21 @@ def load(program: Program, folder: Path, sources: Mapping[str, torch.Tensor], ta
 def refusal(
     program: Program, folder: Path, sources: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
 ) -> tuple[Diagnostic, ...]:
-    """Return why a load from files is refused, after making sure that it wrote nothing and that a stream is refused too."""
+    """Return why a load from files is refused, after making sure that it wrote nothing.
+
+    A stream is refused for one of the same reasons, at the tensor itself or at the end.
+    """
     before = all_raw(targets)
     with pytest.raises(MapperError) as caught:
         Loader(program, targets).load(save(folder, sources))
     assert all_raw(targets) == before
     session = Loader(program, {name: each.clone() for name, each in targets.items()}).update()
-    with pytest.raises(MapperError):
+    with pytest.raises(MapperError) as streamed:
         _feed_and_finish(session, sources)
+    assert set(told(streamed.value.diagnostics)) <= set(told(caught.value.diagnostics))
     return caught.value.diagnostics
 
 
-def _feed_and_finish(session: Any, sources: Mapping[str, torch.Tensor]) -> None:
+def _feed_and_finish(session: UpdateSession, sources: Mapping[str, torch.Tensor]) -> None:
     session.feed_all(sources.items())
     session.finish()

@@ -13,13 +13,14 @@ TESTS = Path(__file__).parent
 
 def marked() -> list[tuple[str, str]]:
     """Return (kind, id) of every `@case(id)` on a test of the folder."""
-    found = []
-    for path in sorted(TESTS.glob("test_*.py")):
-        tests = (each for each in ast.walk(ast.parse(path.read_text())) if isinstance(each, ast.FunctionDef))
-        for mark in (mark for test in tests if test.name.startswith("test_") for mark in test.decorator_list):
-            if isinstance(mark, ast.Call) and isinstance(mark.func, ast.Name) and mark.func.id == "case":
-                found.append((path.stem.removeprefix("test_").replace("_", "-"), ast.literal_eval(mark.args[0])))
-    return found
+    return [
+        (path.stem.removeprefix("test_").replace("_", "-"), ast.literal_eval(mark.args[0]))
+        for path in sorted(TESTS.glob("test_*.py"))
+        for test in ast.walk(ast.parse(path.read_text()))
+        if isinstance(test, ast.FunctionDef) and test.name.startswith("test_")
+        for mark in test.decorator_list
+        if isinstance(mark, ast.Call) and isinstance(mark.func, ast.Name) and mark.func.id == "case"
+    ]
 
 
 def test_every_case_has_one_test_in_the_file_of_its_kind() -> None:

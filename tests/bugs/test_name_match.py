@@ -241,7 +241,10 @@ runtimes:
     load(program, tmp_path, split, again)
     assert all_raw(again) == all_raw(fused)
 
-    for part, other in (("indexer.wk.weight", "indexer.weights_proj.weight"), ("indexer.weights_proj.weight", "indexer.wk.weight")):
+    for part, other in (
+        ("indexer.wk.weight", "indexer.weights_proj.weight"),
+        ("indexer.weights_proj.weight", "indexer.wk.weight"),
+    ):
         findings = refusal(program, tmp_path, fused | {part: split[part]}, bug.targets())
         assert told(findings) == [("M501", other), ("M502", "indexer.wk_weights_proj.weight")]
     assert told(refusal(program, tmp_path, fused | split, bug.targets())) == [("M502", "indexer.wk_weights_proj.weight")]

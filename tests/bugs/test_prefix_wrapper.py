@@ -77,7 +77,9 @@ runtimes:
       - at: {target: backbone}
         rules:
           - target: layers.{layer}.mixer.in_proj.weight
-            any_of: [{source: "model.layers.{layer}.mixer.in_proj.weight"}, {source: "backbone.layers.{layer}.mixer.in_proj.weight"}]
+            any_of:
+              - source: model.layers.{layer}.mixer.in_proj.weight
+              - source: backbone.layers.{layer}.mixer.in_proj.weight
           - target: embeddings.weight
             any_of: [{source: model.embeddings.weight}, {source: backbone.embeddings.weight}]
 """
@@ -125,7 +127,9 @@ runtimes:
 def test_level_that_is_there_once_twice_or_never(bug: Case, tmp_path: Path) -> None:
     sources, targets = bug.sources(), bug.targets()
     (source,), (target,) = sources, targets
-    strip_once = {name.replace("vision_model.", "", 1) for name in (source, source.replace("vision_model", "vision_model.vision_model"))}
+    strip_once = {
+        name.replace("vision_model.", "", 1) for name in (source, source.replace("vision_model", "vision_model.vision_model"))
+    }
     assert strip_once - {target} == {source}  # right for one count of levels, unknown for the other
 
     program = bug.program(tmp_path, LEVELS)
@@ -184,7 +188,11 @@ def test_skip_follows_a_prefix_that_was_stripped(bug: Case, tmp_path: Path) -> N
         assert (report.loaded, report.skipped_by) == (1, {"model.layers.{nextn}.**": 1})
 
 
-@given(num_layers=st.integers(1, 12), num_drafts=st.integers(0, 3), prefix=st.sampled_from(["", "model", "+language_model", "+a.b"]))
+@given(
+    num_layers=st.integers(1, 12),
+    num_drafts=st.integers(0, 3),
+    prefix=st.sampled_from(["", "model", "+language_model", "+a.b"]),
+)
 @settings(max_examples=15, deadline=None)
 def test_layers_are_told_by_number_under_every_prefix(num_layers: int, num_drafts: int, prefix: str, shared: Path) -> None:
     config = {"num_hidden_layers": num_layers, "num_nextn_predict_layers": num_drafts}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -14,6 +14,7 @@ from torch import nn
 
 from mapper.checkpoint import Checkpoint
 from mapper.diagnostics import MapperError
+from mapper.layout import Layout
 from mapper.load import Loader
 from mapper.testing.files import write_checkpoint
 from tests.bugs.harness import Case, case, load, read_case, refusal, tensors
@@ -166,7 +167,8 @@ def test_shared_expert_fills_the_slot_behind_the_routed_ones(bug: Case, tmp_path
     # A spec that does not know of the extra slot: its sources are unknown, and the slot is not covered.
     unaware = bug.program(tmp_path, shared_slots("mlp") + DOWN, config={"n_experts": 2})
     routed = {name: tensor for name, tensor in sources.items() if ".shared_expert." not in name}
-    assert [code for code, _ in told(refusal(unaware, tmp_path, sources, bug.targets()))] == ["M502"] * 3
+    two = {name: tensor[:2].clone() for name, tensor in bug.targets().items()}
+    assert [code for code, _ in told(refusal(unaware, tmp_path, sources, two))] == ["M502"] * 3
     assert told(refusal(unaware, tmp_path, routed, bug.targets())) == [("M532", name) for name in targets]
 
 
@@ -199,20 +201,42 @@ def test_order_of_fused_and_separate_tensors_does_not_matter(bug: Case, tmp_path
         assert all_raw(targets) == all_raw(wrong[1])
 
 
-@given(data=st.data(), num_files=st.integers(1, 5))
-@settings(max_examples=15, deadline=None)
-def test_any_order_and_any_files_fill_the_same_slots(data: st.DataObject, num_files: int, shared: Path) -> None:
+@given(data=st.data(), num_files=st.integers(1, 5), layout=st.sampled_from(["", "tp=2", "tp=2,ep=2"]), rank=st.integers(0, 1))
+@settings(max_examples=20, deadline=None)
+def test_any_order_files_and_layout_fill_the_same_slots(
+    data: st.DataObject, num_files: int, layout: str, rank: int, shared: Path
+) -> None:
     bug = read_case("sk-06")
-    sources, targets = bug.sources(), bug.targets()
-    program = bug.program(shared, shared_slots("mlp") + DOWN)
-    load(program, shared, sources, targets)
+    sources = bug.sources()
     shuffled = dict(data.draw(st.permutations(list(sources.items()))))
-    from_files, streamed = bug.targets(), bug.targets()
+    rank = rank if layout else 0
+    program = bug.program(shared, shared_slots("mlp") + DOWN, layout=Layout.parse(layout), rank=rank)
+    routed = slice(rank, rank + 1) if "ep" in layout else slice(None)
+    gate, up, down = (sources[f"mlp.shared_expert.{part}_proj.weight"] for part in ("gate", "up", "down"))
+    expected = {
+        "mlp.experts.w13_weight": torch.cat([sources["mlp.experts.gate_up_proj"][routed], torch.cat([gate, up])[None]]),
+        "mlp.experts.w2_weight": torch.cat([sources["mlp.experts.down_proj"][routed], down[None]]),
+    }
+    from_files, streamed = ({name: torch.zeros_like(each) for name, each in expected.items()} for _ in range(2))
     folder = write_checkpoint(shuffled, Path(mkdtemp(dir=shared)), num_files=num_files)
     Loader(program, from_files).load(Checkpoint.open(folder))
     with Loader(program, streamed).update() as session:
         session.feed_all(shuffled.items())
-    assert all_raw(from_files) == all_raw(streamed) == all_raw(targets)
+    assert all_raw(from_files) == all_raw(streamed) == all_raw(expected)
+
+
+def test_optional_shared_expert_decides_how_many_slots_there_are(tmp_path: Path) -> None:
+    bug = read_case("sk-07")
+    sources = bug.sources("order A")
+    program = bug.program(tmp_path, shared_slots("") + "            optional: true\n")
+    load(program, tmp_path, sources, bug.targets())
+    routed = {"experts.gate_up_proj": sources["experts.gate_up_proj"]}
+    (name,) = bug.targets()
+    two = {name: torch.empty(2, 6, 4, dtype=torch.bfloat16)}
+    load(program, tmp_path, routed, two)
+    assert all_raw(two) == {name: all_raw(routed)["experts.gate_up_proj"]}
+    assert told(refusal(program, tmp_path, routed, bug.targets())) == [("M532", name)]
+    assert told(refusal(program, tmp_path, sources, two)) == [("M532", name)]
 
 
 SLOTS = """
@@ -269,7 +293,10 @@ def test_two_opinions_on_the_number_of_slots_are_an_error(bug: Case, tmp_path: P
 
     three = tensors({name: "F8_E4M3[3,256,128]"})
     load(fused, tmp_path, sources, three)
-    parts = [[sources[f"layers.0.ffn.{each}.{part}.weight"] for part in ("w1", "w3")] for each in ("experts.0", "experts.1", "shared_experts")]
+    parts = [
+        [sources[f"layers.0.ffn.{each}.{part}.weight"] for part in ("w1", "w3")]
+        for each in ("experts.0", "experts.1", "shared_experts")
+    ]
     assert all_raw(three) == {name: b"".join(raw for each in parts for raw in all_raw(dict(enumerate(each))).values())}
 
 
@@ -282,8 +309,15 @@ runtimes:
     mesh: vllm
     skip: [{source: "experts.{expert}.down_proj.input_scale", why: the kernel does not read it, when: not reads_input_scale}]
     rules:
-      - {target: experts.w2_input_scale, source: "experts.{expert}.down_proj.input_scale", stack: expert, dims: {}, when: reads_input_scale}
-      - {target: experts.w2_weight_scale_2, source: "experts.{expert}.down_proj.weight_scale_2", stack: expert, dims: {}}
+      - target: experts.w2_input_scale
+        source: experts.{expert}.down_proj.input_scale
+        when: reads_input_scale
+        stack: expert
+        dims: {}
+      - target: experts.w2_weight_scale_2
+        source: experts.{expert}.down_proj.weight_scale_2
+        stack: expert
+        dims: {}
 """
 
 
@@ -319,7 +353,10 @@ MIXED = """
 config: {required: [packed_layers]}
 index: {layer: {count: 2}}
 formats:
-  packed: [{leaves: {weight_packed: {dims: [out, in / 2], dtype: uint8}, weight_scale: {dims: [out, in / 4], dtype: float8_e4m3fn}}}]
+  packed:
+    - leaves:
+        weight_packed: {dims: [out, in / 2], dtype: uint8}
+        weight_scale: {dims: [out, in / 4], dtype: float8_e4m3fn}
 runtimes:
   own:
     rules:
@@ -336,34 +373,46 @@ UNFUSED = """
 """
 
 
-def is_fused_by_a_flat_list(sources: Tensors, ignored: list[str]) -> bool:
-    """Decide as the peer did, once for all layers: fuse unless every layer's parts are told apart by the list."""
-    return any(part in name for name in sources for part in ignored)
+def load_fused_in_all_layers(sources: Tensors, targets: Tensors, packed_layers: list[int]) -> list[str]:
+    """Load as the peer did: fuse in every layer unless every layer is packed; warn of what has no target, and return it."""
+    layers = {int(name.split(".")[1]) for name in sources}
+    assert not layers <= set(packed_layers)
+    rows = {"in_proj_qkv": slice(0, 6), "in_proj_b": slice(6, 8)}
+    lost = []
+    for name, tensor in sources.items():
+        part = name.split(".")[-2]
+        target = targets.get(name.replace(part, "in_proj"))
+        if target is None:
+            lost.append(name)
+        else:
+            target[rows[part]] = tensor
+    return lost
 
 
 @case("sk-12")
 def test_parts_of_two_precisions_are_not_fused(bug: Case, tmp_path: Path) -> None:
-    sources, targets = bug.sources(), bug.targets()
-    assert is_fused_by_a_flat_list(sources, bug["config"]["ignore"])
-    other = {
-        "layers.1.linear_attn.in_proj_qkv.weight": "BF16[6,4]",
-        "layers.1.linear_attn.in_proj_b.weight": "BF16[2,4]",
-    }
-    checkpoint = sources | tensors(other)
+    sources = bug.sources()
+    other = tensors(
+        {f"layers.1.linear_attn.in_proj_{part}.weight": text for part, text in {"qkv": "BF16[6,4]", "b": "BF16[2,4]"}.items()}
+    )
+    checkpoint = sources | other
+    targets, wrong = ({**bug.targets(), **tensors({"layers.1.linear_attn.in_proj.weight": "BF16[8,4]"})} for _ in range(2))
+    packed = [f"layers.0.linear_attn.in_proj_qkv.{leaf}" for leaf in ("weight_packed", "weight_scale")]
+    assert load_fused_in_all_layers(checkpoint, wrong, bug["config"]["packed_layers"]) == packed
+    unset = [{"": each["layers.0.linear_attn.in_proj.weight"][:6]} for each in (wrong, targets)]
+    assert all_raw(unset[0]) == all_raw(unset[1])
 
-    both = targets | tensors({"layers.1.linear_attn.in_proj.weight": "BF16[8,4]"})
-    findings = refusal(bug.program(tmp_path, MIXED.replace("WHEN", "")), tmp_path, checkpoint, both)
-    packed = "layers.0.linear_attn.in_proj_qkv"
-    assert told(findings) == [("M501", f"{packed}.weight"), ("M502", f"{packed}.weight_packed"), ("M502", f"{packed}.weight_scale")]
+    findings = refusal(bug.program(tmp_path, MIXED.replace("WHEN", "")), tmp_path, checkpoint, targets)
+    missing = ("M501", "layers.0.linear_attn.in_proj_qkv.weight")
+    assert sorted(told(findings)) == [missing, *(("M502", name) for name in packed)]
+    formats = MIXED.replace('"in_proj_qkv.{leaf}"', '{source: "in_proj_qkv.{leaf}", format: packed}').replace("WHEN", "")
     with pytest.raises(MapperError) as caught:
-        bug.program(tmp_path, MIXED.replace('"in_proj_qkv.{leaf}"', '{source: "in_proj_qkv.{leaf}", format: packed}').replace("WHEN", ""))
-    assert caught.value.diagnostics[0].code == "M316"
-    assert "in_proj_b.{leaf}' has no leaf 'weight_packed', which the rule's first source has" in str(caught.value)
+        bug.program(tmp_path, formats)
+    assert [each.code for each in caught.value.diagnostics] == ["M218"]
+    assert "the formats 'packed' and 'linear' of one rule never have the same target leaves" in str(caught.value)
 
     per_layer = bug.program(tmp_path, MIXED.replace("WHEN", "when: layer not in packed_layers") + UNFUSED)
-    unfused = {name: torch.empty_like(tensor) for name, tensor in sources.items()}
-    fused = {"layers.1.linear_attn.in_proj.weight": torch.empty(8, 4, dtype=torch.bfloat16)}
-    model = unfused | fused
+    model = {name: torch.empty_like(tensor) for name, tensor in sources.items()}
+    model["layers.1.linear_attn.in_proj.weight"] = torch.empty(8, 4, dtype=torch.bfloat16)
     load(per_layer, tmp_path, checkpoint, model)
-    joined = torch.cat([checkpoint[name] for name in other])
-    assert all_raw(model) == all_raw(sources | {"layers.1.linear_attn.in_proj.weight": joined})
+    assert all_raw(model) == all_raw(sources | {"layers.1.linear_attn.in_proj.weight": torch.cat(list(other.values()))})

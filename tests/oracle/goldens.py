@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 import torch
 
-from tests.oracle.families import SENTINEL_BYTE
-from tests.oracle.reduce import read_lines
+from tests.oracle.tensors import SENTINEL_BYTE
+from tests.oracle.reduce import DEFAULTS, read_lines
 
 FOLDER = Path(__file__).with_name("goldens")
 
@@ -53,6 +53,7 @@ class GoldenParam:
 class GoldenRank:
     """One rank after the load. `rank` counts tp fastest, then pp; dp is 1; with `ep` the experts are dealt over tp * dp ranks.
 
+    `mtp` and `dspark` are draft models; `mega` is DeepGEMM's mega MoE; `capability` is the compute capability of the platform.
     `aliases` are further names of a parameter, (alias, name). `pp_layers` is the half-open range of decoder layers that
     this stage holds, None for a draft model. `extra` are tensors that the load creates beside the parameters.
     """
@@ -65,6 +66,9 @@ class GoldenRank:
     redundant: int
     placement: str
     mtp: bool
+    dspark: bool
+    mega: bool
+    capability: str
     rank: int
     pp_layers: tuple[int, int] | None
     params: tuple[GoldenParam, ...]
@@ -74,10 +78,22 @@ class GoldenRank:
     @property
     def runtime(self) -> str:
         """The runtime of a spec that loads this model."""
-        return "vllm-mtp" if self.mtp else "vllm"
+        return "vllm-mtp" if self.mtp else "vllm-dspark" if self.dspark else "vllm"
+
+    @property
+    def options(self) -> dict[str, bool]:
+        """The options of a spec under which it loads this model."""
+        return {"mega_moe": True} if self.mega else {}
+
+    @property
+    def setting(self) -> str:
+        """Family, runtime, layout and what is not at its default: all that the ranks of one engine have in common."""
+        mega = " mega_moe" if self.mega else ""
+        capability = "" if self.capability == DEFAULTS["cap"] else f" sm{self.capability}"
+        return f"{self.family} {self.runtime} {layout_text(self)}{mega}{capability}"
 
     def __str__(self) -> str:
-        return f"{self.family} {self.runtime} {layout_text(self)} rank {self.rank}"
+        return f"{self.setting} rank {self.rank}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +124,9 @@ def iter_ranks(family: str) -> Iterator[GoldenRank]:
             redundant=line["redundant"],
             placement=line["placement"],
             mtp=line["mtp"],
+            dspark=line.get("dspark", DEFAULTS["dspark"]),
+            mega=line.get("mega", DEFAULTS["mega"]),
+            capability=line.get("cap", DEFAULTS["cap"]),
             rank=line["rank"],
             pp_layers=None if first is None else (first, end),
             params=tuple(map(_param, line["params"])),

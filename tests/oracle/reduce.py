@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 LAYOUT_FIELDS = ("tp", "pp", "ep", "redundant", "placement", "mtp", "rank")
+# Further fields, written where a rank differs from this.
+DEFAULTS = {"dspark": False, "mega": False, "cap": "9.0"}
 UNTOUCHED_FIELDS = ("untouched_fraction", "untouched_box", "untouched_init", "sha256_with_init")
 
 Record = Mapping[str, Any]
@@ -54,7 +56,8 @@ def _reduce_tensor(tensor: Record) -> dict[str, Any]:
 
 
 def _layout(record: Record) -> dict[str, Any]:
-    return {key: record.get(key) for key in LAYOUT_FIELDS}
+    named = {key: record.get(key) for key in LAYOUT_FIELDS}
+    return named | {key: record[key] for key, default in DEFAULTS.items() if record.get(key, default) != default}
 
 
 def write_lines(lines: Iterable[Record], path: Path) -> None:
