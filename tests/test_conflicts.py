@@ -125,6 +125,12 @@ def test_names_that_look_alike_and_never_meet_are_no_conflict() -> None:
     assert conflicts(built(families), rules_of(["layers.{i + 4}.**"], 9), rules_of(["layers.{i}.b"], 9)) == []
 
 
+def test_every_template_of_a_skip_counts() -> None:
+    skip = SkipRule(0, "**", "", (bound("b.**"), bound("**.0.a")), Place("spec.yaml", 9, 1))
+    (found,) = skip_conflicts(built([(0, "a", (("layers.{i}.a",),))]), [skip])
+    assert (found.code, found.subject) == ("M313", "layers.0.a")
+
+
 def test_alternatives_of_one_rule_may_share_a_source() -> None:
     assert conflicts(built([(0, "a", (("x", "y"), ("x",)))]), (), ()) == []
 

@@ -90,14 +90,18 @@ def blocks(elements: Elements, divisor: int) -> list[tuple[Element, ...]]:
 
 def local_blocks(axis: Axis, ranks: Ranks, position: dict[str, int]) -> list[Element | None] | None:
     """The rank's stored elements, each as (part, stored position) or None; None where the mesh cannot cut the axis."""
+    if axis.cut is not None and axis.cut.joined:
+        local = local_blocks(as_cut(axis), ranks, position)
+        elements = [(part, number) for part, size in enumerate(axis.stored_parts) for number in range(size)]
+        return None if local is None else [None if each is None else elements[each[1]] for each in local]
     grid = {
         block: (part, number) if block[0][1] < axis.parts[part] else None
         for part in range(len(axis.parts))
         for number, block in enumerate(blocks(padded_part(axis, part), axis.divisor))
     }
     shares = [held(axis, part, ranks, position) for part in range(len(axis.parts))]
-    local = blocks([element for share in shares for element in share or ()], axis.divisor)
-    return None if None in shares or any(block not in grid for block in local) else [grid[block] for block in local]
+    found = blocks([element for share in shares for element in share or ()], axis.divisor)
+    return None if None in shares or any(block not in grid for block in found) else [grid[block] for block in found]
 
 
 def is_legal(axis: Axis, ranks: Ranks) -> bool:
@@ -128,6 +132,9 @@ def axes_of(draw: st.DrawFn) -> Axis:
         units = list(parts)
     axes = tuple(draw(st.sampled_from(["tp", "tp", "moe", None])) for _ in parts)
     cut = Cut(axes, tuple(units), pad, replicate=draw(st.booleans()))
+    if num_parts > 1 and draw(st.booleans()):
+        count = draw(st.sampled_from([sum(parts), *(each for each in (1, 2, 3, 4, 6, 8, 12) if sum(parts) % each == 0)]))
+        cut = Cut(axes[:1] * num_parts, (count,) * num_parts, replicate=cut.replicate, joined=True)
     return Axis("out", parts, divisor, draw(st.sampled_from([cut, cut, cut, None])))
 
 
@@ -297,6 +304,16 @@ def test_key_and_value_heads_are_held_twice_beside_query_heads() -> None:
     assert [segment.joined for segment in local[3].segments] == [(18, 24), (27, 30), (33, 36)]
 
 
+def test_parts_that_are_cut_as_one_go_to_the_ranks_that_hold_them() -> None:
+    axis = Axis("out", (4, 6, 2), 1, Cut(("tp",) * 3, (12,) * 3, joined=True))
+    local = [local_of(axis, Ranks({"tp": 3}), {"tp": rank}) for rank in range(3)]
+    assert [[(segment.part, segment.source, segment.target) for segment in each.segments] for each in local] == [
+        [(0, (0, 4), (0, 4))],
+        [(1, (0, 4), (0, 4))],
+        [(1, (4, 6), (0, 2)), (2, (0, 2), (2, 4))],
+    ]
+
+
 def test_rank_beyond_a_padded_dim_holds_padding_only() -> None:
     axis = Axis("vocab", (10,), 4, Cut(("tp",), (16,), 16))
     local = [local_of(axis, Ranks({"tp": 4}), {"tp": rank}) for rank in range(4)]
@@ -321,6 +338,16 @@ def test_tensor_without_axes_is_one_piece() -> None:
             Axis("out", (24, 6), 1, Cut(("tp", "tp"), (8, 3), 1)), 8, "M329",
             "the dim 'out' of a.weight has 3 units, which tp=8 does not divide",
             "sizes of tp that work: 1",
+        ),
+        (
+            Axis("out", (8,), 1, Cut(("tp",), (2,), replicate=True)), 3, "M329",
+            "the dim 'out' of a.weight has 2 units, which tp=3 does not divide",
+            "sizes of tp that work: 1, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, ...",
+        ),
+        (
+            Axis("out", (4, 5), 1, Cut(("tp", "tp"), (9, 9), joined=True)), 2, "M329",
+            "the dim 'out' of a.weight has 9 units, which tp=2 does not divide",
+            "sizes of tp that work: 1, 3, 9",
         ),
         (
             Axis("out", (192,), 128, Cut(("tp",), (2,), 1)), 2, "M330",

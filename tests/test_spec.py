@@ -250,10 +250,10 @@ def test_dims_have_parts_where_sizes_are_listed():
 def test_a_shard_is_an_axis_or_a_mapping_with_entries_a_part():
     shard = rule_of(
         "{target: a, shard: {x: tp, y: {axis: [tp, null], units: [h, 2], uneven: short, pad: 4, pad_rank: 8, fill: -inf, "
-        "bias: first}, z: {pad: 64}, w: {axis: tp, replicate: true}}}"
+        "bias: first}, z: {pad: 64}, w: {axis: tp, replicate: true, joined: true}}}"
     ).shard
     x, y, z = shard["x"], shard["y"], shard["z"]
-    assert [shard[name].replicate for name in "xyzw"] == [False, False, False, True]
+    assert [(shard[name].replicate, shard[name].joined) for name in "xyzw"] == [(False, False)] * 3 + [(True, True)]
     assert (x.axis, x.units, x.pad, x.uneven, x.pad_rank, x.fill, x.bias) == (("tp",), (), None, None, None, None, None)
     assert (y.axis, [each.text for each in y.units], y.uneven, y.bias) == (("tp", None), ["h", "2"], "short", "first")
     assert [each and each.evaluate(Scope()) for each in (y.pad, y.pad_rank, y.fill)] == [4, 8, float("-inf")]

@@ -110,8 +110,12 @@ def test_redundant_experts_fill_the_last_slots_from_the_first_expert_on():
     assert held == [[0, 10, 20, 30], [40, 0, 10, 20]]
 
 
-def test_round_robin_deals_experts_one_by_one():
+def test_round_robin_deals_experts_one_by_one_where_the_runtime_has_it():
     spec = engine([STACK], index=EXPERTS)
+    asked = Layout(tp=2, ep=2, placement="round_robin")
+    assert layout_fault(spec, config={}, runtime="engine", layout=asked) is not None
+    mesh = "mesh: {like: vllm, round_robin: tp == 2}"
+    spec = spec_from(f"index: {EXPERTS}\nruntimes: {{engine: {{{mesh}, rules: [{STACK}]}}}}")
     held = [load(spec, experts(), "tp=2,ep=2,placement=round_robin", rank).targets["w"][:, 0].tolist() for rank in (0, 1)]
     assert held == [[0, 20, 40], [10, 30]]
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from mapper import Layout
+from mapper.expressions import Expression
 from mapper.spec.model import Spec
-from mapper.testing.reference.evaluate import evaluate
+from mapper.testing.reference.evaluate import Misfit, evaluate
 from mapper.testing.reference.grids import Line, lines_of, stored_shape
 from mapper.testing.reference.load import spelled_skips
-from mapper.testing.reference.ranks import IllegalLayout
 from mapper.testing.reference.rules import flat_rules
 from mapper.testing.reference.units import Piece, Unit, units_of
 from mapper.testing.reference.whole import Plan, check_cuts, plan_of, stored_lines
@@ -75,7 +75,7 @@ def layout_fault(
                     seen.add(key)
                     for each in ranks:
                         check_cuts(unit, each)
-    except IllegalLayout as fault:
+    except (Misfit, IndexError) as fault:
         return str(fault)
     return None
 
@@ -90,6 +90,8 @@ def _declared(unit: Unit, world: World) -> Iterator[Declared]:
                 dtype = unit.flat.rule.dtype or (None if piece.leaf is None else piece.leaf.dtype)
                 if piece.leaf is not None and piece.leaf.dequantize is not None:
                     dtype = piece.leaf.dequantize[half].dtype
+                elif dtype is None:
+                    dtype = _cast_beside(unit)
                 leaf = "" if piece.leaf is None else piece.leaf.name
                 yield Declared(
                     name=name,
@@ -104,6 +106,13 @@ def _declared(unit: Unit, world: World) -> Iterator[Declared]:
                     is_reused=unit.flat.rule.reuse,
                     passes_over_others=unit.flat.rule.others == "skip",
                 )
+
+
+def _cast_beside(unit: Unit) -> Expression | None:
+    """Return the dtype that a source has to have because another one of its target is dequantised to it."""
+    return next(
+        (piece.leaf.cast for piece in unit.pieces if piece.leaf is not None and piece.leaf.dequantize is not None), None
+    )
 
 
 def _is_refused(unit: Unit, plan: Plan) -> bool:

@@ -19,6 +19,10 @@ DTYPES = {
 }  # fmt: skip
 
 
+class Misfit(ValueError):
+    """A config, or a layout, that a spec cannot be used with."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scope:
     """What names stand for: values, and definitions that are evaluated where they are used."""
@@ -56,7 +60,8 @@ def evaluate(text: str, scope: Scope) -> object:
 def integer(text: str, scope: Scope) -> int:
     """Return the value of an expression that must be a whole number."""
     value = evaluate(text, scope)
-    assert isinstance(value, int), f"{text!r} is {value!r}, expected a whole number"
+    if not isinstance(value, int):
+        raise Misfit(f"{text!r} is {value!r}, expected a whole number")
     return value
 
 
@@ -108,7 +113,8 @@ def _named(name: str, scope: Scope) -> object:
 
 def _number(node: ast.expr, scope: Scope) -> int | float:
     value = _value(node, scope)
-    assert isinstance(value, int | float), f"{ast.unparse(node)!r} is {value!r}, expected a number"
+    if not isinstance(value, int | float):
+        raise Misfit(f"{ast.unparse(node)!r} is {value!r}, expected a number")
     return value
 
 

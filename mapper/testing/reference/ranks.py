@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mapper import Layout
+from mapper.testing.reference.evaluate import Misfit
 
 
-class IllegalLayout(ValueError):
+class IllegalLayout(Misfit):
     """A layout that cannot hold this model: a cut through a unit or a block, or experts that do not fill their slots."""
 
 

@@ -89,13 +89,15 @@ Reader = Values | Labels
 
 
 def converted(tensor: torch.Tensor, flat: FlatRule, leaf: Leaf | None, scope: Scope) -> torch.Tensor:
-    """Return a source in the dtype of its target."""
-    cast = (None if leaf is None else leaf.cast) or flat.rule.cast
-    bitcast = (None if leaf is None else leaf.bitcast) or flat.rule.bitcast
-    if cast is not None:
-        tensor = tensor.to(dtype_of(str(evaluate(cast.text, scope))))
-    if bitcast is not None:
-        dtype = dtype_of(str(evaluate(bitcast.text, scope)))
+    """Return a source in the dtype of its target; what the rule says goes before its leaf, and null means no change."""
+    cast = flat.rule.cast or (None if leaf is None else leaf.cast)
+    bitcast = flat.rule.bitcast or (None if leaf is None else leaf.bitcast)
+    cast_to = None if cast is None else evaluate(cast.text, scope)
+    if cast_to is not None:
+        return tensor.to(dtype_of(str(cast_to)))
+    bitcast_to = None if bitcast is None else evaluate(bitcast.text, scope)
+    if bitcast_to is not None:
+        dtype = dtype_of(str(bitcast_to))
         assert dtype.itemsize == tensor.dtype.itemsize, "a bitcast to another width"
         tensor = tensor_of(bits_of(tensor), dtype)
     return tensor

@@ -111,7 +111,7 @@ class World:
         if mesh.redundant_experts is not None and integer(mesh.redundant_experts.text, self.scope) != asked.redundant_experts:
             raise IllegalLayout("the runtime fixes the number of redundant experts")
         wants_round_robin = asked.placement == "round_robin"
-        if wants_round_robin and mesh.round_robin is not None and not holds(mesh.round_robin.text, self.scope):
+        if wants_round_robin and (mesh.round_robin is None or not holds(mesh.round_robin.text, self.scope)):
             raise IllegalLayout("the runtime places experts linearly")
         return asked.redundant_experts, wants_round_robin
 

@@ -10,7 +10,7 @@ from hypothesis import event
 from hypothesis import strategies as st
 
 from mapper.spec.model import Spec
-from mapper.testing.reference import Declared, IllegalLayout, declared_sources, matches, skip_patterns
+from mapper.testing.reference import Declared, Misfit, declared_sources, matches, skip_patterns
 from mapper.testing.reference.arrays import dtype_of
 from mapper.testing.strategies.quiet import Case
 from mapper.testing.strategies.values import unique_values
@@ -94,6 +94,6 @@ def _declared(case: Case) -> dict[str, list[Declared]]:
     """Return what each runtime reads, as far as it accepts the config."""
     found: dict[str, list[Declared]] = {}
     for runtime in case.spec.runtimes:
-        with suppress(IllegalLayout):
+        with suppress(Misfit, IndexError):
             found[runtime] = declared_sources(case.spec, config=case.config, runtime=runtime, options=case.options)
     return found

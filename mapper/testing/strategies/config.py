@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +15,14 @@ from hypothesis import strategies as st
 from mapper import Layout
 from mapper.spec.configs import configs_for
 from mapper.spec.model import Spec
-from mapper.testing.reference import layout_fault
+from mapper.testing.reference import Misfit, layout_fault
+from mapper.testing.reference.world import world_of
 from mapper.testing.strategies.quiet import Named
 from mapper.testing.strategies.roles import Roles, constants_compared_with, roles_of
 
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)
 VOCABULARIES = (61, 67, 131, 191)  # padded to 64, 128 and 192 rows
+MOST_ELEMENTS = 400
 EXPERTS = (8, 9, 6, 8, 12, 5, 4, 16, 2, 1)
 BLOCKS = ([4, 6], [2, 3], [6, 4], [3, 2])
 MULTIPLES = (2, 4, 4, 8, 8, 6, 12, 16, 1)
@@ -44,7 +47,6 @@ def _configs(draw: st.DrawFn, named: Named, runtime: str | None) -> Config:
     base = copy.deepcopy(draw(st.sampled_from(bases)))
     roles = roles_of(spec)
     method = draw(st.sampled_from(_methods(spec, bases)))
-    fixed = _fixed_divisors(spec) if method == "mxfp4" else 1
     block = draw(st.sampled_from(BLOCKS)) if method == "fp8" else [1, 1]
     base.pop("quantization_config", None)
     if method == "fp8":
@@ -54,7 +56,7 @@ def _configs(draw: st.DrawFn, named: Named, runtime: str | None) -> Config:
     sizes = _Sizes(
         roles=roles,
         multiple=draw(st.sampled_from(MULTIPLES if method is None else MULTIPLES_OF_BLOCKS)),
-        block=math.lcm(*block, fixed),
+        block=math.lcm(*block),
         num_layers=draw(st.integers(1, 4)),
         primes=draw(st.permutations(PRIMES)),
     )
@@ -63,10 +65,14 @@ def _configs(draw: st.DrawFn, named: Named, runtime: str | None) -> Config:
         default = None if key.default is None else _literal(key.default.text)
         value = _draw_value(draw, key.name, examples, default, key.default is not None, sizes)
         _set(base, key.path, value)
-    if runtime is not None and method == "fp8" and layout_fault(spec, config=base, runtime=runtime, layout=Layout()):
-        base["quantization_config"] = {**_section(base), "weight_block_size": block[:1] * 2}  # some rules need square blocks
+    divisor = _fixed_divisor(spec, base, runtime)
+    if divisor > 1:
+        for name in sorted(roles.sizes - roles.units - roles.few_units - roles.experts - roles.layers - roles.padded):
+            _round_up(base, spec.config[name].path, divisor)
     if runtime is not None:
-        assume(layout_fault(spec, config=base, runtime=runtime, layout=Layout()) is None)
+        fitting = (each for each in _ever_plainer(base, spec, sizes) if _fits(spec, each, runtime))
+        base = next(fitting, base)
+        assume(_fits(spec, base, runtime))
     event(f"quantization: {method}")
     return base
 
@@ -157,22 +163,43 @@ def _methods(spec: Spec, bases: Sequence[Config]) -> list[str | None]:
     return [None, *sorted(each for each in set(named) if each in ("fp8", "mxfp4"))]
 
 
-def _fixed_divisors(spec: Spec) -> int:
-    """Return the least common multiple of the divisors that formats write as numbers."""
+def _ever_plainer(config: Config, spec: Spec, sizes: _Sizes) -> Iterator[Config]:
+    """Yield the config, then with square blocks, then with numbers for what may be null, then without quantisation."""
+    yield config
+    section = config.get("quantization_config")
+    if isinstance(section, dict) and isinstance(block := section.get("weight_block_size"), list):
+        config = {**config, "quantization_config": {**section, "weight_block_size": block[:1] * 2}}
+        yield config
+    filled = copy.deepcopy(config)
+    for key in spec.config.values():
+        if key.default is not None and _get(filled, key.path) is None and key.name in sizes.roles.sizes:
+            _set(filled, key.path, sizes.block * sizes.prime(key.name))
+    yield filled
+    yield {key: value for key, value in filled.items() if key != "quantization_config"}
+
+
+def _fits(spec: Spec, config: Config, runtime: str) -> bool:
+    return layout_fault(spec, config=config, runtime=runtime, layout=Layout()) is None
+
+
+def _fixed_divisor(spec: Spec, config: Config, runtime: str | None) -> int:
+    """Return the least common multiple of the divisors that the formats in use write as numbers."""
     found = [1]
-    forms = [*spec.formats.values(), *(form for runtime in spec.runtimes.values() for form in runtime.formats.values())]
-    for form in forms:
-        for alternative in form.alternatives:
-            for leaf in alternative.leaves:
-                axes = [*leaf.dims, *(leaf.stored or ()), *(axis for half in leaf.dequantize or () for axis in half.dims)]
-                found += [int(axis.divisor.text) for axis in axes if axis.divisor is not None and axis.divisor.text.isdigit()]
+    for name in spec.runtimes if runtime is None else (runtime,):
+        with suppress(Misfit, IndexError):
+            world = world_of(spec, config=config, runtime=name, layout=Layout(), rank=0)
+            for form in {**spec.formats, **spec.runtimes[name].formats}:
+                for leaf in world.format(form).leaves:
+                    axes = [*leaf.dims, *(leaf.stored or ()), *(axis for half in leaf.dequantize or () for axis in half.dims)]
+                    divisors = [axis.divisor.text for axis in axes if axis.divisor is not None]
+                    found += [int(text) for text in divisors if text.isdigit()]
     return math.lcm(*found)
 
 
-def _section(config: Config) -> dict[str, object]:
-    section = config["quantization_config"]
-    assert isinstance(section, dict)
-    return section
+def _round_up(config: Config, path: str, divisor: int) -> None:
+    value = _get(config, path)
+    if isinstance(value, int) and not isinstance(value, bool):
+        _set(config, path, value * divisor if value * divisor < MOST_ELEMENTS else -(-value // divisor) * divisor)
 
 
 def _literal(text: str) -> object:

@@ -1,10 +1,10 @@
-"""Hypothesis profiles: dev takes seconds, ci minutes, deep as long as it is given."""
+"""Hypothesis profiles: dev takes seconds and shrinks nothing, ci minutes, deep as long as it is given."""
 
 from __future__ import annotations
 
 import os
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 PROFILES = {"dev": 8, "ci": 200, "deep": 5000}
 VARIABLE = "MAPPER_PROFILE"
@@ -19,6 +19,7 @@ def register_profiles() -> None:
             deadline=None,
             derandomize=name != "deep",
             database=None,
+            phases=[phase for phase in Phase if phase is not Phase.shrink] if name == "dev" else list(Phase),
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
         )
     settings.load_profile(f"mapper-{chosen_profile()}")
