@@ -1,34 +1,89 @@
-"""`mapper test`: the cases that specs pin about themselves."""
+"""`mapper test`: the cases that specs pin about themselves, and synthetic loads against the reference loader."""
 
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
 
 from mapper.cases import run_cases
 from mapper.cli.output import Result
 from mapper.cli.specs import SpecFindings, SpecsReport, add_specs, count, load_each
+from mapper.diagnostics import Diagnostic, MapperError, finding
 from mapper.spec.model import Spec
 
-EXAMPLES = ("mapper test", "mapper test deepseek_v2 --format json")
+EXAMPLES = (
+    "mapper test deepseek_v2",
+    "mapper test my.yaml --examples 100      # as many drawn configs and layouts for each guarantee",
+    "mapper test --examples 0 --format json  # the pinned cases only",
+)
+DEFAULT_EXAMPLES = 8
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_specs(parser)
+    help_text = f"synthetic loads per runtime and guarantee (default: {DEFAULT_EXAMPLES}; 0: cases only)"
+    parser.add_argument("--examples", type=int, default=DEFAULT_EXAMPLES, metavar="N", help=help_text)
 
 
 def run(arguments: argparse.Namespace) -> Result:
-    """Run the cases of each spec."""
+    """Run the cases of each spec, then its synthetic loads."""
+    if arguments.examples:
+        _require_testing()
     found = []
     for name, spec in load_each(arguments.specs):
         if not isinstance(spec, Spec):
-            found.append(SpecFindings(name, spec, "its cases were not run", {}))
+            found.append(SpecFindings(name, spec, "it was not run", {}))
             continue
         cases = run_cases(spec)
         numbers = {key: value for key, value in cases.to_json().items() if key not in ("ok", "spec", "failures")}
         kinds = {"passed": cases.passed, "missed": cases.missed, "grabbed": cases.grabbed, "misrouted": cases.misrouted}
         counts = [f"{number:,} {kind}" for kind, number in {**kinds, "not run": cases.not_run}.items() if number]
         summary = f"{count(cases.cases, 'case')}, {count(cases.lines, 'line')}: {', '.join(counts) or 'none'}"
-        found.append(SpecFindings(name, cases.failures, summary, numbers))
+        failures: tuple[Diagnostic, ...] = cases.failures
+        if arguments.examples:
+            loads, broken = _loads(spec, arguments.examples)
+            numbers["loads"] = loads
+            summary += f"; {count(sum(loads.values()), 'synthetic load')}, {count(len(broken), 'broken guarantee')}"
+            failures += tuple(broken)
+        found.append(SpecFindings(name, failures, summary, numbers))
     report = SpecsReport(tuple(found))
     return Result(report, report.ok, report.findings)
+
+
+def _require_testing() -> None:
+    missing = next((module for module in ("torch", "hypothesis", "numpy", "safetensors") if find_spec(module) is None), None)
+    if missing is not None:
+        raise MapperError([finding("M831", module=missing)])
+
+
+def _loads(spec: Spec, num_examples: int) -> tuple[dict[str, int], list[Diagnostic]]:
+    """Return the loads done per runtime and guarantee, and what they broke."""
+    from mapper.testing.run import GUARANTEES, run_guarantee
+    from mapper.testing.strategies import register_profiles
+
+    register_profiles()
+    loads: dict[str, int] = {}
+    broken: list[Diagnostic] = []
+    for runtime, guarantee in _with_progress([(runtime, each) for runtime in spec.runtimes for each in GUARANTEES]):
+        try:
+            loads[f"{runtime} {guarantee}"] = run_guarantee(spec, runtime, guarantee, max_examples=num_examples).checked
+        except (AssertionError, MapperError) as error:
+            problem = "\n".join([str(error), *getattr(error, "__notes__", ())])
+            place = spec.runtimes[runtime].place
+            broken.append(finding("M830", place=place, subject=spec.id, runtime=runtime, guarantee=guarantee, problem=problem))
+    return loads, broken
+
+
+def _with_progress(pairs: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    if not sys.stderr.isatty():
+        yield from pairs
+        return
+    from tqdm import tqdm
+
+    with tqdm(pairs, leave=False) as bar:
+        for runtime, guarantee in bar:
+            bar.set_description(f"{runtime} {guarantee}")
+            yield runtime, guarantee

@@ -65,4 +65,14 @@ MESSAGES: dict[str, Message] = {
         "Index ranges, conditions and sizes have values only with a config; without one only the text is checked.",
         "Add the config.json of a checkpoint that meets `requires` as `configs/NAME.json` beside the spec.",
     ),
+    "M830": Message(
+        "the runtime {runtime!r} breaks the guarantee {guarantee!r}: {problem}",
+        "The same synthetic load was done by the engine and by a slow reference loader that shares nothing with it.",
+        "Read the example below the message; where the spec is right, please report a bug of mapper.",
+    ),
+    "M831": Message(
+        "synthetic loads need {module!r}, which is not installed",
+        "They run real tensors of drawn configs and layouts through the engine and the reference loader.",
+        "Run `pip install 'mapper-weights[testing]'`, or leave them out with --examples 0.",
+    ),
 }

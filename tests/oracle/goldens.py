@@ -103,6 +103,12 @@ class FailedRank:
     layout: Mapping[str, Any]
     error: str
 
+    @property
+    def text(self) -> str:
+        """The layout as a user of mapper writes it."""
+        fields = self.layout
+        return _layout_text(fields["tp"], fields["pp"], fields["ep"], fields["redundant"], fields["placement"] or "linear")
+
 
 def family_names() -> list[str]:
     """Return the families that have goldens."""
@@ -145,11 +151,15 @@ def failed_ranks(family: str) -> list[FailedRank]:
 
 def layout_text(rank: GoldenRank) -> str:
     """Return the layout as a user of mapper writes it; fields at their default are left out, sizes never are."""
-    parts = [f"tp={rank.tp}", f"pp={rank.pp}", "dp=1", f"ep={rank.tp if rank.ep else 1}"]
-    if rank.redundant:
-        parts.append(f"redundant_experts={rank.redundant}")
-    if rank.placement != "linear":
-        parts.append(f"placement={rank.placement}")
+    return _layout_text(rank.tp, rank.pp, rank.ep, rank.redundant, rank.placement)
+
+
+def _layout_text(tp: int, pp: int, ep: bool, redundant: int, placement: str) -> str:
+    parts = [f"tp={tp}", f"pp={pp}", "dp=1", f"ep={tp if ep else 1}"]
+    if redundant:
+        parts.append(f"redundant_experts={redundant}")
+    if placement != "linear":
+        parts.append(f"placement={placement}")
     return ",".join(parts)
 
 
@@ -163,11 +173,13 @@ def sentinel_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.full((math.prod(shape) * dtype.itemsize,), SENTINEL_BYTE, dtype=torch.uint8).view(dtype).reshape(shape)
 
 
-def compare(rank: GoldenRank, tensors: Mapping[str, torch.Tensor], *, untouched: Untouched = "sentinel") -> list[str]:
+def compare(
+    rank: GoldenRank, tensors: Mapping[str, torch.Tensor], *, untouched: Untouched | Mapping[str, Untouched] = "sentinel"
+) -> list[str]:
     """Return one sentence per difference between `tensors` and what vLLM's load left on the rank.
 
     `tensors` has every parameter by name; aliases may be there too and are compared as the parameter they name. Where vLLM
-    left a part of a parameter alone, `untouched` says what is expected in that part:
+    left a part of a parameter alone, `untouched` says what is expected in that part, for all parameters or by name:
 
     - "sentinel": nothing was written; `tensors` were filled with the sentinel before the load (see `sentinel_tensors`);
     - "init": the values of vLLM's constructor;
@@ -179,7 +191,9 @@ def compare(rank: GoldenRank, tensors: Mapping[str, torch.Tensor], *, untouched:
     differences = [f"{name}: missing" for name in expected if name not in tensors and name not in aliases]
     for name, tensor in tensors.items():
         if name in expected:
-            differences += [f"{name}: {each}" for each in _differences(expected[name], tensor, untouched)]
+            param = expected[name]
+            mode = untouched if isinstance(untouched, str) else untouched.get(param.name, "sentinel")
+            differences += [f"{name}: {each}" for each in _differences(param, tensor, mode)]
         else:
             differences.append(f"{name}: not a parameter of this rank")
     return differences
