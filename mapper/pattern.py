@@ -184,12 +184,20 @@ class Template:
         return ".".join(segment if isinstance(segment, str) else _describe(segment) for segment in self.segments)
 
 
+def names_of(expression: Expression) -> Iterable[str]:
+    """Return the names in an expression, sorted."""
+    return sorted(expression.names)
+
+
 def bind(
-    pattern: Pattern, value_of: Callable[[Expression, Bindings], object], domains: Mapping[str, Iterable[IndexValue]]
+    pattern: Pattern,
+    value_of: Callable[[Expression, Bindings], object],
+    domains: Mapping[str, Iterable[IndexValue]],
+    indices_of: Callable[[Expression], Iterable[str]] = names_of,
 ) -> Template:
     """Return the template of `pattern` where the indices in `domains` run over their values.
 
-    `value_of` evaluates a placeholder's expression at given index values. Raises `PatternError` when two index values
+    `value_of` evaluates a placeholder's expression at given index values, `indices_of` says which ones it needs. Raises `PatternError` when two index values
     spell the same text, or one spells no text or a dot, since then a name could not be read back.
     """
     segments: list[Segment | Wildcard] = []
@@ -198,7 +206,7 @@ def bind(
         if isinstance(segment, str):
             segments.append(segment)
             continue
-        bound = _bind_segment(segment, value_of, domains)
+        bound = _bind_segment(segment, value_of, domains, indices_of)
         order.update(dict.fromkeys(bound.indices))
         segments.append(bound)
     return Template(tuple(segments), tuple(order))
@@ -213,10 +221,10 @@ def _bind_segment(
     atoms: tuple[Atom, ...],
     value_of: Callable[[Expression, Bindings], object],
     domains: Mapping[str, Iterable[IndexValue]],
+    indices_of: Callable[[Expression], Iterable[str]],
 ) -> Segment:
-    used = dict.fromkeys(
-        name for atom in atoms if isinstance(atom, Placeholder) for name in sorted(atom.expression.names) if name in domains
-    )
+    placeholders = (atom for atom in atoms if isinstance(atom, Placeholder))
+    used = dict.fromkeys(name for atom in placeholders for name in indices_of(atom.expression) if name in domains)
     indices = tuple(used)
     texts: dict[str, tuple[IndexValue, ...]] = {}
     for values in product(*(domains[index] for index in indices)):

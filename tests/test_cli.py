@@ -313,9 +313,9 @@ def test_a_code_is_explained_with_why_and_fix(run, run_json, code):
 # --- lint and test --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["lint", "test"])
+@pytest.mark.parametrize("command", [["lint"], ["test", "--examples", "0"]])
 def test_the_bundled_specs_are_fine(run_json, command):
-    code, report = run_json(command)
+    code, report = run_json(*command)
     assert (code, report["ok"]) == (FINE, True)
     assert [each["spec"] for each in report["specs"]] == list(bundled_ids())
 
@@ -336,10 +336,23 @@ def test_a_spec_that_cannot_be_read_is_a_finding_of_its_own(run, run_json, tmp_p
 def test_a_wrong_case_is_a_finding(run, run_json, tmp_path):
     path = tmp_path / "wrong.yaml"
     path.write_text(SPEC.read_text().replace("w13_weight[7, 2048:4096]", "w13_weight[8, 2048:4096]", 1))
-    code, report = run_json("test", path)
+    code, report = run_json("test", path, "--examples", "0")
     assert (code, codes(report)) == (FINDINGS, ["M802"])
     assert report["specs"][0]["misrouted"] == 1
-    assert run("test", path)[1].splitlines()[-1].startswith(f"{path}: ")
+    assert run("test", path, "--examples", "0")[1].splitlines()[-1].startswith(f"{path}: ")
+
+
+def test_synthetic_loads_are_counted_and_a_broken_guarantee_is_a_finding(run_json, monkeypatch):
+    code, report = run_json("test", SPEC, "--examples", "1")
+    assert (code, report["ok"]) == (FINE, True)
+    loads = report["specs"][0]["loads"]
+    assert len(loads) == 27
+    assert set(loads.values()) == {1}
+    monkeypatch.setattr("mapper.transfer.copy.copy_box", lambda *arguments: None)
+    monkeypatch.setattr("mapper.load.loader.copy_box", lambda *arguments: None)
+    code, report = run_json("test", SPEC, "--examples", "1")
+    assert (code, set(codes(report))) == (FINDINGS, {"M830"})
+    assert "breaks the guarantee 'coverage': rank" in report["findings"][0]["message"]
 
 
 def test_advice_of_lint_does_not_fail(run_json, monkeypatch):

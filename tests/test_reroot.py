@@ -18,6 +18,7 @@ from mapper.diagnostics import MapperError
 from mapper.layout import Layout
 from mapper.load import Loader
 from mapper.spec import load_spec
+from mapper.spec.configs import bundled_config
 from tests.loads import Tensors, all_raw, prefilled, spec_of, told, write
 from tests.oracle.families import FAMILIES, Header, family_tensors, tensor_values
 
@@ -176,3 +177,12 @@ def test_rule_with_one_side_outside_is_refused(name: str, tmp_path: Path) -> Non
     assert "has one side inside the prefix 'model' and one side outside" in str(caught.value)
     assert "own.yaml:" in str(caught.value)
     assert program.mounted("model").scoped("model").families == program.families
+
+
+def test_prefix_that_spells_a_layer_is_refused() -> None:
+    config = bundled_config("DeepSeek-V3")
+    program = compile(load_spec("deepseek_v2"), config=config, runtime="vllm", layout=Layout(pp=2))
+    with pytest.raises(MapperError) as error:
+        program.scoped("model.layers.3")
+    texts = {f"{each.code} {each.message}" for each in error.value.diagnostics}
+    assert texts == {"M318 the prefix 'model.layers.3' spells a value of 'layer', which is dealt over the axis 'pp'"}

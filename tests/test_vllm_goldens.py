@@ -1,6 +1,5 @@
 """What vLLM's own loaders left in every parameter of every rank, against a load from files and from a stream."""
 
-from collections import Counter
 from dataclasses import replace
 from functools import cache
 
@@ -56,7 +55,7 @@ DRAFTS = (
 REPLICAS_UNLOADED = {
     **{f"{family} {rank}": DRAFT for family in DRAFTS for rank in DRAFT_RANKS},
     **{f"{family} {rank}": TARGET for family in V4 for rank in TARGET_RANKS},
-    **{f"deepseek_v4_fp4_odd {rank}": TARGET for rank in TARGET_RANKS},
+    **{f"deepseek_v4_fp4_odd {rank}": TARGET for rank in TARGET_RANKS[:3]},
 }
 # What vLLM silently leaves out of account for a model, by architecture; mapper refuses a layout that asks for it.
 IGNORED = {
@@ -154,6 +153,10 @@ def loaded(program: Program, rank: GoldenRank, checkpoint: Checkpoint) -> tuple[
     return tensors, Loader(program.at_rank(rank.rank), tensors).load(checkpoint)
 
 
+def same_bytes(first: torch.Tensor, second: torch.Tensor) -> bool:
+    return torch.equal(first.reshape(-1).view(torch.uint8), second.reshape(-1).view(torch.uint8))
+
+
 @pytest.mark.parametrize("family", COMPARED)
 def test_files_leave_the_bytes_that_vllm_left(family: str, checkpoints: dict[str, Checkpoint]) -> None:
     checkpoint = checkpoints[family]
@@ -198,17 +201,19 @@ def test_replicas_that_vllm_leaves_unloaded_hold_their_expert(family: str, check
                 first = rank.rank % rank.tp * len(slots)
                 for number, slot in enumerate(slots):
                     expected = experts[(first + number) % num_experts]
-                    assert torch.equal(slot.view(torch.uint8), expected.view(torch.uint8)), f"{rank} {name}[{number}]"
+                    assert same_bytes(slot, expected), f"{rank} {name}[{number}]"
                     num_slots += 1
     assert num_slots > 0
 
 
 @pytest.mark.parametrize("family", COMPARED)
 def test_a_reversed_stream_leaves_the_same_bytes(family: str, checkpoints: dict[str, Checkpoint]) -> None:
-    """One rank of each setting: the first of the first, the second of the second, and round again."""
+    """The last rank of each setting with two ranks along tp, which covers all runtimes, stages, experts and options."""
     reversed_stream = list(family_tensors(family).items())[::-1]
-    for number, ranks in enumerate(settings_of(family)):
-        rank = list(ranks.values())[number % len(ranks)]
+    for ranks in settings_of(family):
+        rank = ranks[max(ranks)]
+        if rank.tp != 2:
+            continue
         program = program_of(rank)
         tensors, report = loaded(program, rank, checkpoints[family])
         streamed = model_of(rank)
@@ -216,7 +221,7 @@ def test_a_reversed_stream_leaves_the_same_bytes(family: str, checkpoints: dict[
             session.feed_all(reversed_stream)
             finished = session.finish()
         for name, tensor in tensors.items():
-            assert torch.equal(streamed[name].view(torch.uint8), tensor.view(torch.uint8)), f"{rank} {name}"
+            assert same_bytes(streamed[name], tensor), f"{rank} {name}"
         assert (finished.sources, finished.targets, finished.kept) == (report.sources, report.targets, report.kept)
         assert finished.bytes_padded == report.bytes_padded
 
@@ -243,15 +248,15 @@ def test_check_agrees_with_the_parameters_of_every_setting(family: str, checkpoi
 
 @pytest.mark.parametrize("family", [each for each in COMPARED if architecture_of(each) in IGNORED])
 def test_a_layout_with_what_vllm_ignores_is_refused(family: str) -> None:
-    refused: Counter[str] = Counter()
+    refused: set[str] = set()
     for ranks in settings_of(family):
         rank = next(iter(ranks.values()))
         if layout_of(rank) != Layout.parse(layout_text(rank)):
             with pytest.raises(MapperError) as raised:
                 program_of(rank, Layout.parse(layout_text(rank)))
-            refused.update({each.code for each in raised.value.diagnostics})
-    settings_without = {"GptOssForCausalLM": {"M332"}} if family == "gpt_oss_mxfp4" else {}  # vLLM fails on these
-    assert set(refused) == set(IGNORED[architecture_of(family)].values()) - settings_without.get(architecture_of(family), set())
+            refused |= {each.code for each in raised.value.diagnostics}
+    failed_in_vllm = {"M332"} if family == "gpt_oss_mxfp4" else set()
+    assert refused == set(IGNORED[architecture_of(family)].values()) - failed_in_vllm
 
 
 @pytest.mark.parametrize("family", REFUSED)

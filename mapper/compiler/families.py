@@ -62,7 +62,7 @@ def bound(
         return names.evaluate(expression, {**bindings, **constants}, place)
 
     try:
-        return bind(pattern, value_of, domains)
+        return bind(pattern, value_of, domains, names.dependence)
     except PatternError as error:
         raise MapperError(
             [finding("M315", place=place, subject=pattern.text, problem=f"in {pattern.text!r}: {error.message}")]

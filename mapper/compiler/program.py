@@ -293,6 +293,11 @@ def _scoped_family(family: Family, prefix: str, findings: list[Diagnostic]) -> F
             finding("M317", place=family.rule.place, subject=str(family.target), rule=family.rule.text, prefix=prefix)
         )
         return None
+    spelled = [index for index in family.target.indices if index not in targets[0].indices and index in family.placed]
+    if spelled:
+        index, axis = spelled[0], family.placed[spelled[0]]
+        findings.append(finding("M318", place=family.rule.place, subject=prefix, prefix=prefix, index=index, axis=axis))
+        return None
     return replace(
         family,
         target=targets[0],

@@ -78,6 +78,11 @@ MESSAGES: dict[str, Message] = {
         "A program scoped to a prefix sees only names below it, on both sides.",
         "Scope to a longer or shorter prefix, or load with the whole program.",
     ),
+    "M318": Message(
+        "the prefix {prefix!r} spells a value of {index!r}, which is dealt over the axis {axis!r}",
+        "Below one layer or one expert, which ranks hold it can no longer be told.",
+        "Scope to a shorter prefix.",
+    ),
     "M320": Message(
         "the layout's {axis} is {size!r}, expected a whole number of at least 1",
         "Axis sizes count ranks.",

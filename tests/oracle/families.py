@@ -33,6 +33,7 @@ __all__ = [
     "DRAWS",
     "FAMILIES",
     "ONE_DRAFT_LAYER",
+    "PLAIN_V3",
     "SENTINEL_BYTE",
     "V2",
     "V3",
@@ -115,3 +116,5 @@ FAMILIES: dict[str, Family] = {
     "gpt_oss_bf16": Family(GPT_OSS, gpt_oss_headers),
     "gpt_oss_mxfp4": Family({**GPT_OSS, **MXFP4}, gpt_oss_headers),
 }
+# The families of the spec deepseek_v2 that load on every layout, by their sizes.
+PLAIN_V3 = ("deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "deepseek_v3_fp8", "deepseek_v3_fp8_mtp", "deepseek_v3_mtp")

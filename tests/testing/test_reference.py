@@ -8,8 +8,8 @@ from mapper import Layout
 from mapper.testing.reference import IllegalLayout, WrongShape, layout_fault, reference_load
 from mapper.testing.specs import spec_from
 from mapper.testing.strategies import chosen_profile
-from tests.oracle.families import FAMILIES, family_tensors
-from tests.oracle.goldens import compare, family_names, iter_ranks, layout_text
+from tests.oracle.families import FAMILIES, PLAIN_V3, family_tensors
+from tests.oracle.goldens import compare, iter_ranks, layout_text
 
 
 def numbered(*shape, start=0, dtype=torch.float32):
@@ -59,6 +59,20 @@ def test_few_key_heads_are_held_by_several_ranks():
     tensors = {"q": numbered(8), "k": numbered(4, start=100)}
     held = [load(spec, tensors, "tp=4", rank).targets["w"].tolist() for rank in range(4)]
     assert held == [[0, 1, 100, 101], [2, 3, 100, 101], [4, 5, 102, 103], [6, 7, 102, 103]]
+
+
+def test_few_units_of_a_lone_dim_are_held_by_several_ranks_where_the_rule_says_so():
+    spec = engine(["{target: w, dims: {a: 4}, shard: {a: {axis: tp, units: 2, replicate: true}}}"])
+    held = [load(spec, {"w": numbered(4)}, "tp=4", rank).targets["w"].tolist() for rank in range(4)]
+    assert held == [[0, 1], [0, 1], [2, 3], [2, 3]]
+    with pytest.raises(IllegalLayout, match="2 units do not divide over 3 ranks"):
+        load(spec, {"w": numbered(4)}, "tp=3")
+
+
+def test_joined_parts_are_cut_as_one():
+    spec = engine(["{target: w, sources: [q, k], dims: {a: [4, 2]}, shard: {a: {axis: tp, joined: true}}}"])
+    tensors = {"q": numbered(4), "k": numbered(2, start=100)}
+    assert [load(spec, tensors, "tp=2", rank).targets["w"].tolist() for rank in (0, 1)] == [[0, 1, 2], [3, 100, 101]]
 
 
 def test_units_are_not_cut():
@@ -290,7 +304,7 @@ def golden_ranks(family):
     return ranks if family == "deepseek_v3" or chosen_profile() != "dev" else ranks[5::24]
 
 
-@pytest.mark.parametrize("family", family_names())
+@pytest.mark.parametrize("family", PLAIN_V3)
 def test_the_reference_equals_what_vllm_loads(family):
     spec, tensors = mapper.load_spec("deepseek_v2"), family_tensors(family)
     for rank in golden_ranks(family):

@@ -38,6 +38,7 @@ class Declared:
     is_refused: bool
     is_reused: bool
     passes_over_others: bool
+    is_cast: bool = False
 
 
 def declared_sources(
@@ -105,14 +106,19 @@ def _declared(unit: Unit, world: World) -> Iterator[Declared]:
                     is_refused=plan is not None and _is_refused(unit, plan),
                     is_reused=unit.flat.rule.reuse,
                     passes_over_others=unit.flat.rule.others == "skip",
+                    is_cast=_is_cast(unit, piece, world),
                 )
 
 
 def _cast_beside(unit: Unit) -> Expression | None:
     """Return the dtype that a source has to have because another one of its target is dequantised to it."""
-    return next(
-        (piece.leaf.cast for piece in unit.pieces if piece.leaf is not None and piece.leaf.dequantize is not None), None
-    )
+    leaves = (piece.leaf for piece in unit.pieces if piece.leaf is not None)
+    return next((leaf.cast for leaf in leaves if leaf.dequantize is not None), None)
+
+
+def _is_cast(unit: Unit, piece: Piece, world: World) -> bool:
+    cast = (None if piece.leaf is None else piece.leaf.cast) or unit.flat.rule.cast
+    return cast is not None and evaluate(cast.text, unit.scope(world)) is not None
 
 
 def _is_refused(unit: Unit, plan: Plan) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import cache
 
-from mapper.testing.reference.evaluate import Scope, evaluate, names_in
+from mapper.testing.reference.evaluate import Misfit, Scope, evaluate, names_in
 
 LEAF = "leaf"
 
@@ -50,7 +50,14 @@ def has_leaf(pattern: str) -> bool:
 def spell(pattern: str, scope: Scope, *, leaf: str | None = None) -> str:
     """Return the one name that a pattern means where every placeholder has a value."""
     values = scope if leaf is None else scope.with_values({LEAF: leaf})
-    return "".join(str(evaluate(text, values)) if is_expression else text for text, is_expression in pieces(pattern))
+    return "".join(_spelled(text, values) if is_expression else text for text, is_expression in pieces(pattern))
+
+
+def _spelled(text: str, scope: Scope) -> str:
+    value = evaluate(text, scope)
+    if isinstance(value, int) and value < 0:
+        raise Misfit(f"{text!r} in a name is {value}")
+    return str(value)
 
 
 def matches(pattern: str, name: str) -> bool:

@@ -15,7 +15,7 @@ import torch
 from mapper.spec.model import Shard
 from mapper.testing.reference.arrays import Bits, dtype_of
 from mapper.testing.reference.cut import cut_dim, padded_sizes, require_whole_blocks, shares
-from mapper.testing.reference.evaluate import Scope, evaluate, integer
+from mapper.testing.reference.evaluate import Misfit, Scope, evaluate, integer
 from mapper.testing.reference.grids import (
     Line,
     known_dims,
@@ -53,6 +53,8 @@ def plan_of(unit: Unit, world: World) -> Plan | None:
         assert len(unit.pieces) == 1, "joined sources need dims"
         return None
     sizes = {name: tuple(integer(size.text, scope) for size in dim.sizes) for name, dim in rule.dims.items()}
+    if any(size < 1 for each in sizes.values() for size in each):
+        raise Misfit(f"a dim of {unit.targets[0]} has no elements: {sizes}")
     with_parts = [name for name, dim in rule.dims.items() if dim.has_parts]
     assert len(with_parts) <= 1, "parts along two dims"
     leading = tuple(sizes)

@@ -22,7 +22,7 @@ from mapper.testing.strategies.roles import Roles, constants_compared_with, role
 
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)
 VOCABULARIES = (61, 67, 131, 191)  # padded to 64, 128 and 192 rows
-MOST_ELEMENTS = 400
+MOST_ELEMENTS = 130
 EXPERTS = (8, 9, 6, 8, 12, 5, 4, 16, 2, 1)
 BLOCKS = ([4, 6], [2, 3], [6, 4], [3, 2])
 MULTIPLES = (2, 4, 4, 8, 8, 6, 12, 16, 1)

@@ -67,6 +67,7 @@ def faults(draw: st.DrawFn, example: Example) -> Fault:
             wrong = OTHER_DTYPES[tensors[name].dtype.itemsize]
             assume(tensors[name].dtype != wrong)
             raw = torch.ones(tensors[name].shape, dtype=torch.float32).to(wrong)
+            assume(not any(each.is_cast for each in example.declared() if each.name == name))
             stated_dtypes = {each.name for each in example.declared() if each.dtype is not None}
             broken = Tensors({**tensors, name: raw})
             if name in stated_dtypes:
