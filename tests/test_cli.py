@@ -85,7 +85,7 @@ def test_wrong_use_is_told_in_the_chosen_format(run, words, code):
 
 def test_a_near_command_and_a_near_spec_are_suggested(run):
     assert "hint: did you mean 'check'?" in run("chekc")[2]
-    assert "did you mean 'deepseek_v2'?" in run("lint", "deepseek_v3")[2]
+    assert "did you mean 'deepseek_v2'?" in run("lint", "deepsek_v2")[2]
 
 
 def test_the_runtimes_to_choose_from_are_listed(run):
