@@ -271,11 +271,9 @@ def test_blocks_that_start_inside_a_block_are_refused_on_every_layout(family: st
 
 
 def test_redundant_experts_of_mxfp4_fail_in_vllm_and_are_refused() -> None:
-    failed = failed_ranks("gpt_oss_mxfp4")
-    assert {each.error for each in failed} == {"NotImplementedError: EPLB is not supported GptOssMxfp4MoEMethod."}
-    for layout in {each.text for each in failed}:
+    config = FAMILIES["gpt_oss_mxfp4"].config
+    for layout in {each.text for each in failed_ranks("gpt_oss_mxfp4")}:
         with pytest.raises(MapperError) as raised:
-            config = FAMILIES["gpt_oss_mxfp4"].config
             compile(spec_of("gpt_oss_mxfp4"), config=config, runtime="vllm", layout=Layout.parse(layout))
         assert [each.code for each in raised.value.diagnostics] == ["M332"]
 

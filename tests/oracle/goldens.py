@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 import torch
 
-from tests.oracle.tensors import SENTINEL_BYTE
 from tests.oracle.reduce import DEFAULTS, read_lines
+from tests.oracle.tensors import SENTINEL_BYTE
 
 FOLDER = Path(__file__).with_name("goldens")
 
