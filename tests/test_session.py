@@ -305,9 +305,9 @@ def test_error_inside_the_block_comes_out_and_closes_the_session(compiled: Compi
         session.feed_all(failing())
     assert torch.equal(model["w"], STREAM["w"][3:])
     assert set(model["free"].tolist()) == {7.0}
-    with pytest.raises(AssertionError, match="the session is closed"):
+    with pytest.raises(MapperError, match="M612 the session is closed"):
         session.feed("free", STREAM["free"])
-    with pytest.raises(AssertionError, match="the session is closed"):
+    with pytest.raises(MapperError, match="M612 the session is closed"):
         session.finish()
 
 
@@ -315,7 +315,7 @@ def test_feed_after_finish_is_our_mistake(compiled: Compiled) -> None:
     session = Loader(compiled(), model_of()).update()
     session.feed_all(STREAM.items())
     session.finish()
-    with pytest.raises(AssertionError, match="the session is closed"):
+    with pytest.raises(MapperError, match="M612 the session is closed"):
         session.feed("w", STREAM["w"])
 
 

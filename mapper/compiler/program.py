@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from mapper import __version__
 from mapper.checkpoint import Checkpoint, TensorHeader
+from mapper.checkpoint.collector import collector_paused
 from mapper.compiler.conflicts import conflicts, skip_conflicts
 from mapper.compiler.expand import flatten
 from mapper.compiler.families import Context, bound, families_of
@@ -89,7 +88,7 @@ class Program:
 
     def match(self, checkpoint: Checkpoint) -> Matching:
         """Return how the checkpoint's tensors are accounted for; the same on every rank."""
-        with _no_garbage_collection():
+        with collector_paused():
             return match(self.families, self.skips, checkpoint.tensors)
 
     def plan(self, checkpoint: Checkpoint) -> Plan:
@@ -101,7 +100,7 @@ class Program:
 
     def assemble(self, matching: Matching, tensors: Mapping[str, TensorHeader]) -> Plan:
         """Return this rank's plan from a matching that all ranks share; its findings are not raised."""
-        with _no_garbage_collection():
+        with collector_paused():
             return assemble(matching, self.share, self.keeps, tensors)
 
     def with_skips(self, skips: Iterable[tuple[str, str]], *, origin: str) -> Program:
@@ -194,18 +193,6 @@ def compile(
     keeps = _named_rules(section.keep, names, domains)
     _raise(conflicts(families, skips, keeps))
     return Program(spec, config, runtime, layout, rank, chosen, mesh, domains, placed, families, skips, keeps, names)
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Keep the cyclic collector out: it costs 2 to 5 times the work itself on tens of thousands of small objects."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _raise(findings: list[Diagnostic]) -> None:

@@ -75,4 +75,10 @@ MESSAGES: dict[str, Message] = {
         "They run real tensors of drawn configs and layouts through the engine and the reference loader.",
         "Run `pip install 'mapper-weights[testing]'`, or leave them out with --examples 0.",
     ),
+    "M832": Message(
+        "nothing finds this change: {mutant}; {difference}",
+        "The change alters what is loaded, and no check of the structure and no evidence speaks against it, so the same slip of "
+        "a hand or a merge would go unseen.",
+        "Compare with the module's own code; then add the case of the hint, or evidence recorded from the engine's loader.",
+    ),
 }

@@ -28,6 +28,11 @@ MESSAGES: dict[str, Message] = {
         "Sources are described by safetensors dtypes.",
         "Feed the tensor in the checkpoint's dtype.",
     ),
+    "M612": Message(
+        "the session is closed",
+        "A session is judged once, at `finish` or when its block ends; what comes later belongs to another update.",
+        "Start a new session with `loader.update()`.",
+    ),
     "M650": Message(
         "{path!r} changed since its header was read: expected {expected}, found {found}",
         "Offsets, dtypes and shapes are those of the file as it was; the bytes there now may be of other tensors.",

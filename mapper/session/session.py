@@ -81,7 +81,7 @@ class UpdateSession:
 
     def feed(self, name: str, tensor: torch.Tensor) -> None:
         """Write one source tensor to every slice of this rank that it fills; raises MapperError before any write of it."""
-        assert self._is_open, "the session is closed"
+        self._require_open()
         if name in self._fed or name in self._elsewhere:
             raise MapperError([finding("M610", subject=name, name=name)])
         resolution = self._program.resolve(name)
@@ -116,7 +116,7 @@ class UpdateSession:
         """
         if self._account is not None:
             return self._account
-        assert self._is_open, "the session is closed"
+        self._require_open()
         start = time.perf_counter()
         share = self._program.share
         families = [local for each in self._program.families if (local := _on_rank(each, share)) is not None]
@@ -147,6 +147,10 @@ class UpdateSession:
             seconds=time.perf_counter() - self._start - seconds,
         )
         return self._account
+
+    def _require_open(self) -> None:
+        if not self._is_open:
+            raise MapperError([finding("M612")])
 
     def _require_known(self, resolution: Resolution) -> bool:
         """Return whether a preferred spelling of the tensor was fed before; raises M502 where that makes it unknown.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from mapper.checkpoint import Checkpoint, TensorHeader
@@ -10,9 +10,10 @@ from mapper.compiler import Program, compile
 from mapper.diagnostics import MapperError
 from mapper.expressions import Value
 from mapper.layout import Layout
-from mapper.ops.dtypes import safetensors_name
+from mapper.ops.dtypes import torch_name
 from mapper.pattern import Template
 from mapper.plan.family import Family, SkipRule
+from mapper.plan.matching import source_names
 from mapper.plan.plan import Plan
 from mapper.plan.targets import DeclaredTarget, fit
 from mapper.report.layouts import iter_layouts
@@ -66,6 +67,7 @@ class Trial:
 
 def iter_trials(spec: Spec, *, max_ranks: int = MAX_RANKS) -> Iterator[Trial]:
     """Yield every trial of a spec, the most telling first. Runtimes that a config does not meet are left out."""
+    shapes: dict[str, dict[str, tuple[int, ...]]] = {}
     for setting in _settings(spec, max_ranks):
         try:
             program = setting.compile(spec)
@@ -73,7 +75,10 @@ def iter_trials(spec: Spec, *, max_ranks: int = MAX_RANKS) -> Iterator[Trial]:
             if setting.layout.num_ranks > 1:
                 yield Trial(setting, None, ())
             continue
-        yield Trial(setting, program, tuple(_variants(program, _shapes(spec, setting))))
+        config = str(setting.config)
+        if config not in shapes:
+            shapes[config] = _shapes(spec, setting.config)
+        yield Trial(setting, program, tuple(_variants(program, shapes[config])))
 
 
 def variant_of(program: Program, checkpoint: Checkpoint) -> Variant | None:
@@ -93,15 +98,14 @@ def checkpoint_of(headers: dict[str, TensorHeader]) -> Checkpoint:
     return Checkpoint("headers of a mutation test", (), headers, None, (), ())
 
 
-def names_of_rule(families: tuple[Family, ...], rule: object) -> set[str]:
-    """Return the names of all sources of the rule at a place."""
+def names_of(families: Iterable[Family]) -> set[str]:
+    """Return the names of all sources of families, in every spelling."""
     return {
         name
         for family in families
-        if family.rule.place == rule
         for sources in family.alternatives
         for source in sources
-        for name in source.template.names(source.domains)
+        for name in source_names(source)
     }
 
 
@@ -121,19 +125,19 @@ def _settings(spec: Spec, max_ranks: int) -> Iterator[Setting]:
                             yield Setting(config, runtime, options, layout)
 
 
-def _shapes(spec: Spec, setting: Setting) -> dict[str, tuple[int, ...]]:
+def _shapes(spec: Spec, config: KnownConfig) -> dict[str, tuple[int, ...]]:
     """Return the shapes of sources as any runtime of the spec states them."""
     found: dict[str, tuple[int, ...]] = {}
     for runtime in spec.runtimes:
         try:
-            program = compile(spec, config=setting.config.tried, runtime=runtime)
+            program = compile(spec, config=config.tried, runtime=runtime)
         except MapperError:
             continue
         for family in program.families:
             for sources in family.alternatives:
                 for source in sources:
                     if source.disk is not None:
-                        found.update(dict.fromkeys(source.template.names(source.domains), source.disk.shape))
+                        found.update(dict.fromkeys(source_names(source), source.disk.shape))
     return found
 
 
@@ -163,10 +167,10 @@ def _headers(program: Program, shapes: Mapping[str, tuple[int, ...]], spelling: 
             for source in sources:
                 dtype = default if not source.dtypes or default in source.dtypes else min(source.dtypes)
                 fallback = MATRIX if family.leaf in ("", "weight") else VECTOR
-                for name in source.template.names(source.domains):
+                for name in source_names(source):
                     shape = source.disk.shape if source.disk is not None else shapes.get(name, fallback)
                     headers.setdefault(name, TensorHeader(dtype, shape, -1, 0, 0))
-    claimed = {name for family in program.families for name in names_of_rule((family,), family.rule.place)}
+    claimed = names_of(program.families)
     for name, shape in shapes.items():
         if name not in claimed and any(skip.matches(name) for skip in program.skips):
             headers.setdefault(name, TensorHeader(default, shape, -1, 0, 0))
@@ -179,18 +183,12 @@ def _headers(program: Program, shapes: Mapping[str, tuple[int, ...]], spelling: 
 def _declared(plan: Plan) -> dict[str, DeclaredTarget]:
     """Return the parameters of a model that the plan fits: its targets, and one for each keep."""
     found = {
-        each.name: DeclaredTarget(each.shape, _torch_name(each.dtype), each.tied_to or each.name)
+        each.name: DeclaredTarget(each.shape, (torch_name(each.dtype) or "") if each.dtype else "", each.tied_to or each.name)
         for each in plan.targets.values()
     }
     for name in _spelled(plan.keeps):
         found.setdefault(name, DeclaredTarget(KEPT.shape, KEPT.dtype, name))
     return found
-
-
-def _torch_name(dtype: str) -> str:
-    from mapper.ops.dtypes import torch_name
-
-    return torch_name(dtype) if dtype else ""
 
 
 def _spelled(rules: tuple[SkipRule, ...]) -> Iterator[str]:
@@ -206,6 +204,3 @@ def _names(template: Template) -> Iterator[str]:
         texts = [EXTRA] if isinstance(segment, str) else list(segment.texts)
         names = [f"{name}.{text}" if name else text for name in names for text in texts]
     yield from names
-
-
-__all__ = ["MAX_RANKS", "Setting", "Trial", "Variant", "checkpoint_of", "iter_trials", "names_of_rule", "safetensors_name", "variant_of"]
