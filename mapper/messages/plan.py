@@ -98,4 +98,9 @@ MESSAGES: dict[str, Message] = {
         "Every layer and every expert lives on at least one rank.",
         "Correct the index's range or axis, or the rule's `stage`.",
     ),
+    "M537": Message(
+        "{target} is held by no rank, though the checkpoint has its sources",
+        "A source that a rule claims and that no rank loads is lost without a word.",
+        "Correct the rule's `stage`, or the axis of its index.",
+    ),
 }

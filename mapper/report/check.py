@@ -9,11 +9,10 @@ from typing import Literal
 from mapper.checkpoint import Checkpoint
 from mapper.compiler import Program
 from mapper.diagnostics import Diagnostic, as_objects, finding, fold_findings, render_text
-from mapper.plan.geometry import Piece
 from mapper.plan.matching import Matching
 from mapper.plan.plan import Plan, target_names
 from mapper.plan.targets import DeclaredTarget, fit
-from mapper.regions import spell, uncovered, whole
+from mapper.report.reads import Reads
 
 Targets = Mapping[str, DeclaredTarget]
 
@@ -159,13 +158,13 @@ def check(
 
 
 class _Tally:
-    """Counts over ranks, and the boxes of each family's sources that some rank reads."""
+    """Counts over ranks, and what they read together."""
 
     def __init__(self, matching: Matching) -> None:
         self.matching = matching
         self.total = self.incomplete = self.kept = 0
         self.bytes: list[int] = []
-        self._read: dict[tuple[int, int], set[Piece]] = {}
+        self._reads = Reads()
 
     def add(self, plan: Plan, unfit: set[str]) -> None:
         """Count one rank; `unfit` are the targets and parameters for which plan and model disagree."""
@@ -175,25 +174,16 @@ class _Tally:
             if incomplete:
                 held = zip(target_names(local), local.combinations, strict=True)
                 lacking.update(name for name, combination in held if combination in incomplete)
-            for position, pieces in enumerate(local.pieces):
-                self._read.setdefault((local.matched.family.number, position), set()).update(pieces)
+            self._reads.note(local.matched.family.number, local)
         lacking.update(target.name for target in plan.targets.values() if target.tied_to in lacking)
         self.total += len(plan.targets.keys() | lacking)
         self.incomplete += len(lacking)
         self.bytes.append(plan.num_bytes)
 
     def unread(self) -> Iterable[Diagnostic]:
-        """Yield the parts of sources that no rank reads, though a rule claims them."""
+        """Yield what no rank reads, though a rule claims it."""
         for matched in self.matching.families:
-            family = matched.family
-            for position, source in enumerate(matched.sources):
-                pieces = self._read.get((family.number, position))
-                if source.disk is None or pieces is None or source.scale_of is not None:
-                    continue
-                shape = source.disk.seen[1:] if source.holds_stack else source.disk.seen
-                for box in uncovered(whole(shape), sorted(piece.source for piece in pieces)):
-                    name = str(source.template)
-                    yield finding("M535", place=family.rule.place, subject=name, name=name, box=spell(box))
+            yield from self._reads.unread(matched.family.number, matched)
 
 
 def _spread(sizes: Sequence[int]) -> str:

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 
 from mapper.checkpoint import TensorHeader
 from mapper.compiler import Program
-from mapper.diagnostics import Diagnostic, MapperError, as_objects, finding, render_text
+from mapper.diagnostics import Diagnostic, MapperError, as_objects, render_text
 from mapper.layout import Layout
 from mapper.plan.family import Family
-from mapper.plan.geometry import Piece
 from mapper.plan.matching import MatchedFamily
-from mapper.plan.plan import LocalFamily, localize
-from mapper.regions import spell, uncovered, whole
+from mapper.plan.plan import localize
+from mapper.report.reads import Reads
 
 ILLEGAL = frozenset({"M302", "M328", "M329", "M330"})
 """A layout that compiles to one of these alone is not legal for the config: units or blocks would be cut."""
@@ -129,18 +128,17 @@ def _reason(diagnostic: Diagnostic) -> str:
 
 def _counterexample(program: Program) -> Counterexample | None:
     variants = [variant for family in program.families if family.tie is None for variant in _spelled(family)]
-    read: dict[int, set[Piece]] = {}
-    held: dict[tuple[int, str], set[object]] = {}
+    reads = Reads()
     for rank in range(program.layout.num_ranks):
         share = program.at_rank(rank).share
         findings: list[Diagnostic] = []
         for position, variant in enumerate(variants):
             local = localize(variant, share, findings)
             if local is not None:
-                _note(position, local, read, held)
+                reads.note(position, local)
         if findings:
             return Counterexample(str(program.layout), rank, tuple(findings))
-    unread = [each for position, variant in enumerate(variants) for each in _unread(position, variant, read, held)]
+    unread = [each for position, variant in enumerate(variants) for each in reads.unread(position, variant)]
     return Counterexample(str(program.layout), None, tuple(unread)) if unread else None
 
 
@@ -148,29 +146,3 @@ def _spelled(family: Family) -> Iterator[MatchedFamily]:
     """Yield the family as matched by a checkpoint that has everything, once for each way to spell its sources."""
     for alternative in family.alternatives:
         yield MatchedFamily(family, alternative, frozenset(), frozenset(), {(): TensorHeader("BF16", (), -1, 0, 0)})
-
-
-def _note(position: int, local: LocalFamily, read: dict[int, set[Piece]], held: dict[tuple[int, str], set[object]]) -> None:
-    for number, pieces in enumerate(local.pieces):
-        read.setdefault(position * 1000 + number, set()).update(pieces)
-    for index in local.matched.family.placed.keys() & local.values.keys():
-        held.setdefault((position, index), set()).update(local.values[index])
-
-
-def _unread(
-    position: int, variant: MatchedFamily, read: dict[int, set[Piece]], held: dict[tuple[int, str], set[object]]
-) -> Iterator[Diagnostic]:
-    family = variant.family
-    for number, source in enumerate(variant.sources):
-        if source.disk is not None and source.scale_of is None:
-            shape = source.disk.seen[1:] if source.holds_stack else source.disk.seen
-            boxes = sorted(piece.source for piece in read.get(position * 1000 + number, ()))
-            for box in uncovered(whole(shape), boxes):
-                name = str(source.template)
-                yield finding("M535", place=family.rule.place, subject=name, name=name, box=spell(box))
-    for index in family.placed.keys() & family.domains.keys():
-        lost = [value for value in family.domains[index] if value not in held.get((position, index), ())]
-        if lost:
-            yield finding(
-                "M536", place=family.rule.place, subject=str(family.target), target=str(family.target), index=index, lost=lost
-            )

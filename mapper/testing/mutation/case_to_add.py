@@ -37,7 +37,12 @@ def _effects(spec: Spec, difference: Difference, name: str, rank: int) -> list[t
     setting = difference.setting
     try:
         program = compile(
-            spec, config=setting.config.whole, runtime=setting.runtime, layout=setting.layout, rank=rank, options=setting.options
+            spec,
+            config=setting.config.whole,
+            runtime=setting.runtime,
+            layout=setting.layout,
+            rank=rank,
+            options=setting.options,
         )
     except MapperError:
         return []

@@ -96,15 +96,15 @@ def _of_rule(spec: Spec, site: Site, rule: Rule) -> Iterator[Mutant]:
         yield mutant("flip optional", f"{{rule}} is {is_now}", replace(rule, optional=not rule.optional))
     else:
         own = tuple(_untied_alternatives(rule))
-        yield mutant("change tie", "{rule} is not tied, and reads a tensor of its own name", replace(rule, tie=None, alternatives=own))
+        yield mutant(
+            "change tie", "{rule} is not tied, and reads a tensor of its own name", replace(rule, tie=None, alternatives=own)
+        )
         twin = next((pattern for pattern in _other_twins(site, rule)), None)
         if twin is not None:
             yield mutant("change tie", f"{{rule}} is tied to {_quoted(twin.text)}", replace(rule, tie=twin))
 
 
-def _of_shard(
-    spec: Spec, site: Site, rule: Rule, shard: Shard
-) -> Iterator[tuple[Kind, str, dict[str, Shard]]]:
+def _of_shard(spec: Spec, site: Site, rule: Rule, shard: Shard) -> Iterator[tuple[Kind, str, dict[str, Shard]]]:
     rest = {dim: each for dim, each in rule.shard.items() if dim != shard.dim}
     axis = next((each for each in shard.axis if each is not None), None)
 
@@ -119,7 +119,11 @@ def _of_shard(
     for position, old in enumerate(shard.axis):
         for new in _axes(spec, site.runtimes) if old is not None else ():
             if new != old:
-                yield "change axis", f"{shard.dim!r} is cut over {new!r} in place of {old!r}", with_cut(axis=changed(shard.axis, position, new))
+                yield (
+                    "change axis",
+                    f"{shard.dim!r} is cut over {new!r} in place of {old!r}",
+                    with_cut(axis=changed(shard.axis, position, new)),
+                )
     if shard.units:
         yield "drop units", f"the cut of {shard.dim!r} has no `units`", with_cut(units=(), replicate=False)
     for key in ("pad", "pad_rank"):

@@ -95,8 +95,10 @@ class MutationReport:
         return "\n".join([*(render_text(each) for each in self.findings), *self._summary()])
 
     def _summary(self) -> Iterator[str]:
-        yield f"{self.spec}: {len(self.outcomes):,} mutants, each tried on the {self.num_programs:,} programs of the spec that it "\
+        yield (
+            f"{self.spec}: {len(self.outcomes):,} mutants, each tried on the {self.num_programs:,} programs of the spec that it "
             f"can change, layouts of up to {self.max_ranks} ranks"
+        )
         rows = {**self.counts(), "all": _row(list(self.outcomes))}
         yield f"  {'':<14}" + "".join(f"{column:>12}" for column in COLUMNS)
         for kind, row in rows.items():
@@ -105,8 +107,10 @@ class MutationReport:
         yield f"  evidence   {' and '.join(self.evidence)}"
         swaps = self._swaps()
         if swaps["mutants"]:
-            yield f"  {swaps['mutants']} swaps are of sources of equal shape, which no structure can tell apart: evidence finds "\
+            yield (
+                f"  {swaps['mutants']} swaps are of sources of equal shape, which no structure can tell apart: evidence finds "
                 f"{swaps['evidence']}"
+            )
         advised = sum(each.is_advice for each in self.outcomes)
         if advised:
             yield f"  {advised} of the structure are advice of lint only, which fails nothing"

@@ -82,7 +82,9 @@ def _judge(mutant: Mutant, trial: Trial, *, is_difference_wanted: bool) -> Struc
     except MapperError as error:
         return StructureVerdict(None) if trial.program is None else StructureVerdict("compile", error.diagnostics[0], setting)
     if trial.program is None:
-        return StructureVerdict(None, difference=Difference(setting, 0, "the spec refuses this layout, and the mutant takes it"))
+        return StructureVerdict(
+            None, difference=Difference(setting, 0, "the spec refuses this layout, and the mutant takes it")
+        )
     if _is_same(program, trial.program):
         return StructureVerdict(None)
     difference = None
@@ -101,8 +103,11 @@ def _judge(mutant: Mutant, trial: Trial, *, is_difference_wanted: bool) -> Struc
 
 def _is_same(program: Program, own: Program) -> bool:
     """Whether two programs do the same, rule by rule."""
-    return program.families == own.families and program.skips == own.skips and program.keeps == own.keeps and (
-        program.domains == own.domains and program.placed == own.placed
+    return (
+        program.families == own.families
+        and program.skips == own.skips
+        and program.keeps == own.keeps
+        and (program.domains == own.domains and program.placed == own.placed)
     )
 
 
@@ -144,7 +149,7 @@ def _iter_differences(plan: Plan, own: Plan, variant: Variant) -> Iterator[tuple
             now, before = found.get(key), expected.get(key)
             source = before.source if before is not None else now.source if now is not None else None
             yield f"{target}{spell(box)} has {_spell(now)} in place of {_spell(before)}", source
-    padding, own_padding = (set[tuple[str, Box, float]](), ) * 2 if is_same else (set(plan.padding()), set(own.padding()))
+    padding, own_padding = (set[tuple[str, Box, float]](),) * 2 if is_same else (set(plan.padding()), set(own.padding()))
     for target, box, value in sorted(padding - own_padding):
         yield f"the padding of {target}{spell(box)} holds {value:g}", None
     for name in sorted(set(plan.matching.skipped) ^ set(own.matching.skipped)):

@@ -101,11 +101,7 @@ def checkpoint_of(headers: dict[str, TensorHeader]) -> Checkpoint:
 def names_of(families: Iterable[Family]) -> set[str]:
     """Return the names of all sources of families, in every spelling."""
     return {
-        name
-        for family in families
-        for sources in family.alternatives
-        for source in sources
-        for name in source_names(source)
+        name for family in families for sources in family.alternatives for source in sources for name in source_names(source)
     }
 
 

@@ -22,7 +22,8 @@ from mapper.testing.strategies.roles import Roles, constants_compared_with, role
 
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)
 VOCABULARIES = (61, 67, 131, 191)  # padded to 64, 128 and 192 rows
-MOST_ELEMENTS = 130
+MOST_CUTS = 4
+MOST_THINGS = 8
 EXPERTS = (8, 9, 6, 8, 12, 5, 4, 16, 2, 1)
 BLOCKS = ([4, 6], [2, 3], [6, 4], [3, 2])
 MULTIPLES = (2, 4, 4, 8, 8, 6, 12, 16, 1)
@@ -68,7 +69,10 @@ def _configs(draw: st.DrawFn, named: Named, runtime: str | None) -> Config:
     divisor = _fixed_divisor(spec, base, runtime)
     if divisor > 1:
         for name in sorted(roles.sizes - roles.units - roles.few_units - roles.experts - roles.layers - roles.padded):
-            _round_up(base, spec.config[name].path, divisor)
+            examples = [each for each in (_get(config, spec.config[name].path) for config in bases) if each is not None]
+            if not _is_small(examples):
+                most = MOST_CUTS if name in roles.cut_by_elements else 1
+                _round_up(base, spec.config[name].path, divisor, most)
     if runtime is not None:
         fitting = (each for each in _ever_plainer(base, spec, sizes) if _fits(spec, each, runtime))
         base = next(fitting, base)
@@ -133,7 +137,7 @@ def _draw_value(
 
 def _draw_size(draw: st.DrawFn, name: str, examples: Sequence[object], sizes: _Sizes) -> int:
     roles = sizes.roles
-    if examples and all(isinstance(each, int) and each <= 8 for each in examples):
+    if _is_small(examples):
         return draw(st.integers(1, 3))
     if name in roles.padded:
         return draw(st.sampled_from(VOCABULARIES))
@@ -196,10 +200,16 @@ def _fixed_divisor(spec: Spec, config: Config, runtime: str | None) -> int:
     return math.lcm(*found)
 
 
-def _round_up(config: Config, path: str, divisor: int) -> None:
+def _round_up(config: Config, path: str, divisor: int, most: int) -> None:
+    """Make a size a multiple of `divisor`, at most `most` times it."""
     value = _get(config, path)
     if isinstance(value, int) and not isinstance(value, bool):
-        _set(config, path, value * divisor if value * divisor < MOST_ELEMENTS else -(-value // divisor) * divisor)
+        _set(config, path, divisor * min(value, most))
+
+
+def _is_small(examples: Sequence[object]) -> bool:
+    """Say whether a key counts a few things rather than elements."""
+    return bool(examples) and all(isinstance(each, int) and each <= MOST_THINGS for each in examples)
 
 
 def _literal(text: str) -> object:
