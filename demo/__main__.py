@@ -14,6 +14,7 @@ elements that all differ.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -80,7 +81,8 @@ def _count_over_ranks(folder: Path) -> bool:
     sizes = {"tp": LAYOUT.tp, "pp": LAYOUT.pp, "dp": LAYOUT.dp, "ep": LAYOUT.ep}
     (ranks / "layout.json").write_text(json.dumps(sizes))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={LAYOUT.num_ranks}"]
-    subprocess.run([*torchrun, "-m", "demo.rank", str(folder), str(LAYOUT), str(ranks)], check=True)
+    quiet = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([*torchrun, "-m", "demo.rank", str(folder), str(LAYOUT), str(ranks)], check=True, env=quiet)
     return subprocess.run([sys.executable, "demo/count.py", str(ranks), str(folder)], check=False).returncode == 0
 
 

@@ -451,16 +451,6 @@ def test_swapping_any_two_sources_of_equal_size_in_deepseek_v2_fails_a_case():
         assert report.misrouted == len(report.failures) >= 4
 
 
-def test_the_cases_of_llama_are_expressible():
-    config = {
-        "architectures": ["LlamaForCausalLM"], "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
-        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": False,
-    }  # fmt: skip
-    spec = load_spec(DATA / "specs" / "llama.yaml")
-    report = run_cases(replace(spec, cases=tuple(replace(case, config=config) for case in spec.cases)))
-    assert (report.failures, report.passed) == ((), 2)
-
-
 # --- configs and status ---------------------------------------------------------------------------------------------
 
 

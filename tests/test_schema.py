@@ -13,7 +13,7 @@ from mapper.diagnostics import Diagnostic, Place
 from mapper.schema import SCHEMA_FILE, load_schema, validate
 from mapper.yaml_source import Entry, Mapping, Node, Scalar, Sequence, parse_text, plain
 
-SPECS = {path.stem: path.read_text() for path in sorted((Path(__file__).parent / "data" / "specs").glob("*.yaml"))}
+SPECS = {path.stem: path.read_text() for path in sorted((Path(__file__).parents[1] / "specs").glob("*.yaml"))}
 SMALL = ("deepseek_v32", "llama", "gpt_oss")
 PEER = jsonschema.Draft7Validator(json.loads(SCHEMA_FILE.read_text()))
 HEAD = "spec: 1\nid: tiny\ntitle: Tiny\nversion: 1.0.0\narchitectures: [TinyForCausalLM]\n"

@@ -19,7 +19,7 @@ from mapper.spec.model import Group, PlacedExpression, PlacedPattern, Rule, Spec
 from mapper.spec.parse import parse_spec
 from mapper.yaml_source import parse_text
 
-DATA = Path(__file__).parent / "data" / "specs"
+DATA = Path(__file__).parents[1] / "specs"
 SPECS = sorted(path.stem for path in DATA.glob("*.yaml"))
 HEAD = "spec: 1\nid: tiny\ntitle: Tiny\nversion: 1.0.0\narchitectures: [TinyForCausalLM]\n"
 

@@ -18,7 +18,7 @@ from mapper.spec.inherit import merge
 from mapper.spec.parse import parse_spec
 from mapper.yaml_source import parse_text
 
-DATA = Path(__file__).parent / "data" / "specs"
+DATA = Path(__file__).parents[1] / "specs"
 HEAD = """\
 spec: 1
 id: tiny

@@ -14,7 +14,6 @@ from mapper.spec.inherit import merge
 from mapper.spec.model import Group, Rule, Spec
 from mapper.yaml_source import parse_text, plain
 
-DATA = Path(__file__).parent / "data" / "specs"
 HEAD = "spec: 1\nid: {id}\ntitle: T\nversion: 1.0.0\narchitectures: [A{id}]\n"
 
 PARENT = (
@@ -159,15 +158,20 @@ def test_a_spec_extends_a_spec_that_extends(tmp_path):
     assert targets(spec.blocks["layer"]) == [["l1", "l2", None]]
 
 
-def test_deepseek_v32_is_v2_with_an_indexer():
-    parent, child = load_spec(DATA / "deepseek_v2.yaml"), load_spec(DATA / "deepseek_v32.yaml")
-    assert child.blocks["vllm_layer"][: len(parent.blocks["vllm_layer"])] == parent.blocks["vllm_layer"]
-    assert targets(child.blocks["vllm_layer"][len(parent.blocks["vllm_layer"]) :]) == [
-        ["wq_b.{leaf}", "wk_weights_proj.{leaf}", "k_norm.{leaf}", None]
-    ]
+def flat(items) -> list[str]:
+    """Return the targets of rules at any depth."""
+    return [text for item in items for text in (flat(item.items) if isinstance(item, Group) else [str(item.targets[0])])]
+
+
+def test_deepseek_v32_is_v2_with_an_indexer_and_always_a_low_rank_q():
+    parent, child = load_spec("deepseek_v2"), load_spec("deepseek_v32")
+    inherited, indexer = child.blocks["vllm_layer"][:-1], child.blocks["vllm_layer"][-1:]
+    assert flat(indexer) == ["wq_b.{leaf}", "wk_weights_proj.{leaf}", "k_norm.{leaf}"]
+    dropped = ["q_proj.{leaf}", "kv_a_proj_with_mqa.{leaf}"]
+    assert flat(inherited) == [each for each in flat(parent.blocks["vllm_layer"]) if each not in dropped]
     assert child.architectures == ("DeepseekV32ForCausalLM",)
-    assert child.runtimes == parent.runtimes
-    assert set(child.config) - set(parent.config) == {"index_n_heads", "index_head_dim"}
+    assert {name for name, runtime in child.runtimes.items() if runtime != parent.runtimes[name]} == {"transformers"}
+    assert set(child.config) - set(parent.config) == {"index_n_heads", "index_head_dim", "torch_dtype"}
 
 
 IDS = st.lists(st.sampled_from("abcdef"), unique=True, max_size=5)

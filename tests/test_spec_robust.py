@@ -15,7 +15,7 @@ from mapper.spec.inherit import merge
 from mapper.spec.parse import parse_spec
 from mapper.yaml_source import parse_text
 
-SPECS = {path.stem: path.read_text() for path in sorted((Path(__file__).parent / "data" / "specs").glob("*.yaml"))}
+SPECS = {path.stem: path.read_text() for path in sorted((Path(__file__).parents[1] / "specs").glob("*.yaml"))}
 WORDS = [
     "",
     "null",
@@ -73,7 +73,7 @@ def test_any_text_gives_findings(text):
     assert outcome(text)
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", [name for name, text in SPECS.items() if "\nextends: " not in text])
 def test_a_spec_in_flow_style_is_the_same_spec(name):
     value = yaml.safe_load(SPECS[name])
     text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False)

@@ -17,7 +17,7 @@ from mapper.report import check
 from mapper.spec import load_spec
 from tests.loads import Tensors, all_raw, fill, prefilled, spec_of, told, write
 
-SPEC = Path(__file__).parent / "data" / "specs" / "llama.yaml"
+SPEC = Path(__file__).parents[1] / "specs" / "llama.yaml"
 VOCAB, HIDDEN = 67, 12
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

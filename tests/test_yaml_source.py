@@ -12,7 +12,7 @@ from mapper.diagnostics import MapperError, Place
 from mapper.yaml_source import MAX_DEPTH, Mapping, Node, Scalar, Sequence, parse_text, place_at, plain, read_file, resolve
 
 LOADERS = [yaml.SafeLoader, *([yaml.CSafeLoader] if hasattr(yaml, "CSafeLoader") else [])]
-SPECS = sorted((Path(__file__).parent / "data" / "specs").glob("*.yaml"))
+SPECS = sorted((Path(__file__).parents[1] / "specs").glob("*.yaml"))
 
 
 # --- scalars --------------------------------------------------------------------------------------------------------

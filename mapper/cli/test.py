@@ -1,11 +1,12 @@
-"""`mapper test`: the cases that specs pin about themselves, and synthetic loads against the reference loader."""
+"""`mapper test`: the cases that specs pin about themselves, and synthetic loads against the reference loader, or mutants."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
+from typing import TYPE_CHECKING, TypeVar
 
 from mapper.cases import run_cases
 from mapper.cli.output import Result
@@ -13,10 +14,15 @@ from mapper.cli.specs import SpecFindings, SpecsReport, add_specs, count, load_e
 from mapper.diagnostics import Diagnostic, MapperError, finding
 from mapper.spec.model import Spec
 
+if TYPE_CHECKING:
+    from mapper.testing.mutation import MutationReport
+
+T = TypeVar("T")
 EXAMPLES = (
     "mapper test deepseek_v2",
     "mapper test my.yaml --examples 100      # as many drawn configs and layouts for each guarantee",
     "mapper test --examples 0 --format json  # the pinned cases only",
+    "mapper test my.yaml --mutate            # every single change of the spec, and what finds it",
 )
 DEFAULT_EXAMPLES = 8
 
@@ -25,12 +31,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_specs(parser)
     help_text = f"synthetic loads per runtime and guarantee (default: {DEFAULT_EXAMPLES}; 0: cases only)"
-    parser.add_argument("--examples", type=int, default=DEFAULT_EXAMPLES, metavar="N", help=help_text)
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--examples", type=int, default=DEFAULT_EXAMPLES, metavar="N", help=help_text)
+    instead.add_argument(
+        "--mutate",
+        action="store_true",
+        help="in place of synthetic loads, change the spec in every single way (swap sources, drop a rule, ...) and "
+        "tell what finds each change: checks of the structure, and evidence, which here is the pinned cases; a change "
+        "that nothing finds fails",
+    )
 
 
 def run(arguments: argparse.Namespace) -> Result:
     """Run the cases of each spec, then its synthetic loads."""
-    if arguments.examples:
+    is_loaded = arguments.examples and not arguments.mutate
+    if is_loaded:
         _require_testing()
     found = []
     for name, spec in load_each(arguments.specs):
@@ -43,11 +58,16 @@ def run(arguments: argparse.Namespace) -> Result:
         counts = [f"{number:,} {kind}" for kind, number in {**kinds, "not run": cases.not_run}.items() if number]
         summary = f"{count(cases.cases, 'case')}, {count(cases.lines, 'line')}: {', '.join(counts) or 'none'}"
         failures: tuple[Diagnostic, ...] = cases.failures
-        if arguments.examples:
+        if is_loaded:
             loads, broken = _loads(spec, arguments.examples)
             numbers["loads"] = loads
             summary += f"; {count(sum(loads.values()), 'synthetic load')}, {count(len(broken), 'broken guarantee')}"
             failures += tuple(broken)
+        if arguments.mutate and cases.ok:
+            mutations = _mutate(spec)
+            numbers["mutation"] = {key: value for key, value in mutations.to_json().items() if key != "findings"}
+            summary += "\n" + mutations.summary
+            failures += mutations.findings
         found.append(SpecFindings(name, failures, summary, numbers))
     report = SpecsReport(tuple(found))
     return Result(report, report.ok, report.findings)
@@ -67,7 +87,8 @@ def _loads(spec: Spec, num_examples: int) -> tuple[dict[str, int], list[Diagnost
     register_profiles()
     loads: dict[str, int] = {}
     broken: list[Diagnostic] = []
-    for runtime, guarantee in _with_progress([(runtime, each) for runtime in spec.runtimes for each in GUARANTEES]):
+    pairs = [(runtime, each) for runtime in spec.runtimes for each in GUARANTEES]
+    for runtime, guarantee in _with_progress(pairs, " ".join):
         try:
             loads[f"{runtime} {guarantee}"] = run_guarantee(spec, runtime, guarantee, max_examples=num_examples).checked
         except (AssertionError, MapperError) as error:
@@ -77,13 +98,20 @@ def _loads(spec: Spec, num_examples: int) -> tuple[dict[str, int], list[Diagnost
     return loads, broken
 
 
-def _with_progress(pairs: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+def _mutate(spec: Spec) -> MutationReport:
+    """Return what finds each mutant of a spec whose own cases hold."""
+    from mapper.testing.mutation import mutate
+
+    return mutate(spec, progress=lambda mutants: _with_progress(mutants, lambda mutant: f"{spec.id} {mutant.kind}"))
+
+
+def _with_progress(items: Sequence[T], label: Callable[[T], str]) -> Iterator[T]:
     if not sys.stderr.isatty():
-        yield from pairs
+        yield from items
         return
     from tqdm import tqdm
 
-    with tqdm(pairs, leave=False) as bar:
-        for runtime, guarantee in bar:
-            bar.set_description(f"{runtime} {guarantee}")
-            yield runtime, guarantee
+    with tqdm(items, leave=False) as bar:
+        for item in bar:
+            bar.set_description(label(item))
+            yield item

@@ -77,8 +77,8 @@ MESSAGES: dict[str, Message] = {
     ),
     "M832": Message(
         "nothing finds this change: {mutant}; {difference}",
-        "The change alters what is loaded, and no check of the structure and no evidence speaks against it, so the same slip of "
-        "a hand or a merge would go unseen.",
+        "The change alters what is loaded, and no check of the structure and no evidence speaks against it: the same slip of a "
+        "hand, or of a merge, would go unseen.",
         "Compare with the module's own code; then add the case of the hint, or evidence recorded from the engine's loader.",
     ),
 }

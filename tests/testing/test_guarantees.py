@@ -14,7 +14,7 @@ register_profiles()
 SPECS = {name: mapper.load_spec(name) for name in bundled_ids()}
 CASES = [(name, runtime) for name, spec in SPECS.items() for runtime in spec.runtimes]
 # How many random specs stand for one example of a bundled one.
-SPECS_PER_EXAMPLE = 5
+SPECS_PER_EXAMPLE = 10
 
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)

@@ -1,4 +1,4 @@
-"""The configs that mutants are tried with: the known ones with few layers, and copies in which a padded size is odd."""
+"""The configs that mutants are tried with: the known ones with few layers and experts, and copies with odd padded sizes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from mapper.compiler import compile
-from mapper.diagnostics import MapperError
+from mapper.diagnostics import MapperError, Place
 from mapper.expressions import Expression
+from mapper.plan.family import Axis
 from mapper.spec.configs import configs_for
 from mapper.spec.model import Rule, Spec
 from mapper.testing.mutation.sites import item_sites
@@ -16,11 +17,12 @@ from mapper.testing.mutation.sites import item_sites
 Config = Mapping[str, object]
 
 NUM_LAYERS = (2, 3, 4, 5, 6, 8, 12, 16, 24)
+NUM_EXPERTS = (8, 16)
 
 
 @dataclass(frozen=True, slots=True)
 class KnownConfig:
-    """A config by its name, or by its text where a case spells it. `tried` is the same with few layers; `is_odd` has odd sizes."""
+    """A config by its name, or by its text where a case spells it. `tried` is the same with few layers and experts."""
 
     name: str
     whole: Config
@@ -34,12 +36,12 @@ class KnownConfig:
 def known_configs(spec: Spec) -> tuple[KnownConfig, ...]:
     """Return the configs beside the spec, the bundled ones and those of its cases; an odd copy of one that has padding.
 
-    Layers that no rule tells apart from another are left out: with few of them every rule has the families that it has
-    with all, and a compile takes a tenth of the time.
+    Layers that no rule tells apart, and most experts, are left out: every rule has the families that it has with all of
+    them, and a trial takes a tenth of the time.
     """
     wholes: dict[str, Config] = dict(configs_for(spec))
     wholes |= {json.dumps(case.config): case.config for case in spec.cases if not isinstance(case.config, str)}
-    found = [KnownConfig(name, whole, _with_few_layers(spec, whole)) for name, whole in wholes.items()]
+    found = [KnownConfig(name, whole, _smaller(spec, whole)) for name, whole in wholes.items()]
     for each in list(found):
         odd = each.tried
         for path in _padded_keys(spec):
@@ -51,32 +53,48 @@ def known_configs(spec: Spec) -> tuple[KnownConfig, ...]:
     return tuple(found)
 
 
-def _with_few_layers(spec: Spec, config: Config) -> Config:
-    """Return the config with the fewest layers that leave every rule the families it has."""
-    indices = [*spec.index.values(), *(each for runtime in spec.runtimes.values() for each in runtime.index.values())]
-    paths = {path for index in indices if index.axis == "pp" for path in _path(index.count, spec)}
-    every = _families(spec, config)
-    for number in NUM_LAYERS:
-        fewer = config
-        for path in sorted(paths):
-            value = _get(config, path)
-            if isinstance(value, int) and value > number:
-                fewer = _with(fewer, path, number)
-        if fewer is not config and _families(spec, fewer) == every:
-            return fewer
+def _smaller(spec: Spec, config: Config) -> Config:
+    """Return the config with the fewest layers that leave every rule the families it has, and then with few experts."""
+    config = next(
+        (each for each in _with_fewer(spec, config, "pp", NUM_LAYERS) if _families(spec, each) == _families(spec, config)),
+        config,
+    )
+    kinds = {_without_sizes(each) for each in _families(spec, config)}
+    for each in _with_fewer(spec, config, "ep", NUM_EXPERTS):
+        if {_without_sizes(family) for family in _families(spec, each)} == kinds:
+            return each
     return config
 
 
-def _families(spec: Spec, config: Config) -> set[object]:
+def _with_fewer(spec: Spec, config: Config, axis: str, numbers: tuple[int, ...]) -> Iterator[Config]:
+    """Yield the config with fewer values of what a mesh axis owns, where it has more."""
+    indices = [*spec.index.values(), *(each for runtime in spec.runtimes.values() for each in runtime.index.values())]
+    paths = sorted({path for index in indices if index.axis == axis for path in _path(index.count, spec)})
+    for number in numbers:
+        fewer = config
+        for path in paths:
+            value = _get(config, path)
+            if isinstance(value, int) and value > number:
+                fewer = _with(fewer, path, number)
+        if fewer is not config:
+            yield fewer
+
+
+def _families(spec: Spec, config: Config) -> set[tuple[str, Place, str, str, tuple[Axis, ...]]]:
     """Return what the rules are under a config, whatever the number of layers."""
-    found: set[object] = set()
+    found: set[tuple[str, Place, str, str, tuple[Axis, ...]]] = set()
     for runtime in spec.runtimes:
         try:
             program = compile(spec, config=config, runtime=runtime)
         except MapperError:
             continue
-        found.update((runtime, each.rule.place, each.leaf, each.axes, each.stage) for each in program.families)
+        found.update((runtime, each.rule.place, each.leaf, each.stage, each.axes or ()) for each in program.families)
     return found
+
+
+def _without_sizes(family: tuple[str, Place, str, str, tuple[Axis, ...]]) -> object:
+    *rule, axes = family
+    return (*rule, tuple((axis.dim, len(axis.parts), axis.divisor) for axis in axes))
 
 
 def _padded_keys(spec: Spec) -> list[str]:

@@ -9,7 +9,18 @@ from mapper.diagnostics import Place
 from mapper.expressions import Expression
 from mapper.pattern import Pattern
 from mapper.pattern import parse as parse_pattern
-from mapper.spec.model import Group, Index, PlacedPattern, Rule, Shard, Source, SourceAlternative, Spec, placed_expression
+from mapper.spec.model import (
+    Group,
+    Index,
+    PlacedPattern,
+    Rule,
+    Runtime,
+    Shard,
+    Source,
+    SourceAlternative,
+    Spec,
+    placed_expression,
+)
 from mapper.spec.scope import BASE_AXES
 from mapper.testing.mutation.mutant import Kind, Mutant
 from mapper.testing.mutation.sites import Site, changed, index_sites, item_sites, leaf_sites, swapped, with_runtime, without
@@ -88,14 +99,15 @@ def _of_rule(spec: Spec, site: Site, rule: Rule) -> Iterator[Mutant]:
         mutant("change stage", f"{{rule}} is on the stage {text!r}", replace(rule, stage=stage))
         for text, stage in _other_stages(rule.stage, rule.place)
     )
-    for key in ("cast", "bitcast"):
-        if getattr(rule, key) is not None:
-            yield mutant("drop cast", f"{{rule}} has no `{key}`", replace(rule, **{key: None}))
+    if rule.cast is not None:
+        yield mutant("drop cast", "{rule} has no `cast`", replace(rule, cast=None))
+    if rule.bitcast is not None:
+        yield mutant("drop cast", "{rule} has no `bitcast`", replace(rule, bitcast=None))
     if rule.tie is None:
         is_now = "required" if rule.optional else "optional"
         yield mutant("flip optional", f"{{rule}} is {is_now}", replace(rule, optional=not rule.optional))
     else:
-        own = tuple(_untied_alternatives(rule))
+        own = (SourceAlternative(tuple(Source(target, None, rule.place) for target in rule.targets), None, rule.place),)
         yield mutant(
             "change tie", "{rule} is not tied, and reads a tensor of its own name", replace(rule, tie=None, alternatives=own)
         )
@@ -108,8 +120,8 @@ def _of_shard(spec: Spec, site: Site, rule: Rule, shard: Shard) -> Iterator[tupl
     rest = {dim: each for dim, each in rule.shard.items() if dim != shard.dim}
     axis = next((each for each in shard.axis if each is not None), None)
 
-    def with_cut(**values: object) -> dict[str, Shard]:
-        return {dim: replace(each, **values) if each is shard else each for dim, each in rule.shard.items()}  # type: ignore[arg-type]
+    def with_cut(new: Shard) -> dict[str, Shard]:
+        return {dim: new if each is shard else each for dim, each in rule.shard.items()}
 
     yield "drop shard", f"{shard.dim!r} is not cut", rest
     if axis is not None:
@@ -122,20 +134,20 @@ def _of_shard(spec: Spec, site: Site, rule: Rule, shard: Shard) -> Iterator[tupl
                 yield (
                     "change axis",
                     f"{shard.dim!r} is cut over {new!r} in place of {old!r}",
-                    with_cut(axis=changed(shard.axis, position, new)),
+                    with_cut(replace(shard, axis=changed(shard.axis, position, new))),
                 )
     if shard.units:
-        yield "drop units", f"the cut of {shard.dim!r} has no `units`", with_cut(units=(), replicate=False)
-    for key in ("pad", "pad_rank"):
-        size: Expression | None = getattr(shard, key)
+        yield "drop units", f"the cut of {shard.dim!r} has no `units`", with_cut(replace(shard, units=(), replicate=False))
+    for key, size in (("pad", shard.pad), ("pad_rank", shard.pad_rank)):
         if size is not None:
-            yield "change pad", f"the cut of {shard.dim!r} has no `{key}`", with_cut(**{key: None})
             text = f"2 * ({size.text})"
-            doubled = placed_expression(text, shard.place)
-            yield "change pad", f"the cut of {shard.dim!r} has `{key}: {text}`", with_cut(**{key: doubled})
+            for words, new_size in ((f"has no `{key}`", None), (f"has `{key}: {text}`", placed_expression(text, shard.place))):
+                padded = replace(shard, pad=new_size) if key == "pad" else replace(shard, pad_rank=new_size)
+                yield "change pad", f"the cut of {shard.dim!r} {words}", with_cut(padded)
     if shard.fill is not None:
         text = "1" if shard.fill.text == "0" else "0"
-        yield "change fill", f"the padding of {shard.dim!r} holds {text}", with_cut(fill=placed_expression(text, shard.place))
+        filled = replace(shard, fill=placed_expression(text, shard.place))
+        yield "change fill", f"the padding of {shard.dim!r} holds {text}", with_cut(filled)
 
 
 def _of_group(spec: Spec, site: Site, group: Group) -> Iterator[Mutant]:
@@ -147,11 +159,6 @@ def _of_group(spec: Spec, site: Site, group: Group) -> Iterator[Mutant]:
         place = group.source.place if isinstance(group.source, PlacedPattern) else group.place
         new, sentence = replace(group, source=pattern), f"the sources of {name} are at {_quoted(text)}"
         yield Mutant("", "shift index", place, sentence, site.put((new,)), site.runtimes)
-
-
-def _untied_alternatives(rule: Rule) -> Iterator[SourceAlternative]:
-    sources = tuple(Source(target, None, rule.place) for target in rule.targets)
-    yield SourceAlternative(sources, None, rule.place)
 
 
 def _other_twins(site: Site, rule: Rule) -> Iterator[Pattern]:
@@ -194,10 +201,11 @@ def _of_index(index: Index) -> Iterator[tuple[Kind, str, Index]]:
 
 def _of_leaves(spec: Spec) -> Iterator[Mutant]:
     for leaf, runtimes, put in leaf_sites(spec):
-        for key in ("cast", "bitcast"):
-            if getattr(leaf, key) is not None:
-                sentence = f"the leaf {leaf.name!r} has no `{key}`"
-                yield Mutant("", "drop cast", leaf.place, sentence, put(replace(leaf, **{key: None})), runtimes)
+        name = f"the leaf {leaf.name!r}"
+        if leaf.cast is not None:
+            yield Mutant("", "drop cast", leaf.place, f"{name} has no `cast`", put(replace(leaf, cast=None)), runtimes)
+        if leaf.bitcast is not None:
+            yield Mutant("", "drop cast", leaf.place, f"{name} has no `bitcast`", put(replace(leaf, bitcast=None)), runtimes)
 
 
 def _of_exemptions(spec: Spec) -> Iterator[Mutant]:
@@ -207,19 +215,23 @@ def _of_exemptions(spec: Spec) -> Iterator[Mutant]:
             text = skip.pattern.text
             dropped = with_runtime(spec, replace(runtime, skip=without(runtime.skip, position)))
             yield Mutant("", "drop skip", skip.place, f"the skip {text!r} is dropped", dropped, name)
-            others = [(parse_pattern(EVERYTHING), EVERYTHING)] if text != EVERYTHING else []
-            for kind, choices in (("widen skip", others), ("shift index", _shifted(skip.pattern, spec, runtime.name))):
-                for pattern, new in choices:
-                    skips = changed(runtime.skip, position, replace(skip, pattern=pattern))
-                    sentence = f"the skip {text!r} is {new!r}"
-                    other = with_runtime(spec, replace(runtime, skip=skips))
-                    yield Mutant("", kind, skip.place, sentence, other, name)  # type: ignore[arg-type]
+            if text != EVERYTHING:
+                yield _with_skip(spec, runtime, position, "widen skip", parse_pattern(EVERYTHING))
+            for pattern, _ in _shifted(skip.pattern, spec):
+                yield _with_skip(spec, runtime, position, "shift index", pattern)
         for position, keep in enumerate(runtime.keep):
             dropped = with_runtime(spec, replace(runtime, keep=without(runtime.keep, position)))
             yield Mutant("", "drop keep", keep.place, f"the keep {keep.pattern.text!r} is dropped", dropped, name)
 
 
-def _shifted(pattern: Pattern, spec: Spec, runtime: str | None = None) -> list[tuple[Pattern, str]]:
+def _with_skip(spec: Spec, runtime: Runtime, position: int, kind: Kind, pattern: Pattern) -> Mutant:
+    skip = runtime.skip[position]
+    skips = changed(runtime.skip, position, replace(skip, pattern=pattern))
+    sentence = f"the skip {skip.pattern.text!r} is {pattern.text!r}"
+    return Mutant("", kind, skip.place, sentence, with_runtime(spec, replace(runtime, skip=skips)), (runtime.name,))
+
+
+def _shifted(pattern: Pattern, spec: Spec) -> list[tuple[Pattern, str]]:
     """Return the pattern with each placeholder that holds an index of numbers one further."""
     indices = {**spec.index, **{name: each for section in spec.runtimes.values() for name, each in section.index.items()}}
     found = []

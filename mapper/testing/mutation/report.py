@@ -65,7 +65,7 @@ class MutationReport:
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Return the numbers of each kind that there is, by column."""
-        found = {}
+        found: dict[str, dict[str, int]] = {}
         for kind in KINDS:
             own = [each for each in self.outcomes if each.mutant.kind == kind]
             if own:
@@ -92,12 +92,17 @@ class MutationReport:
 
     def to_text(self) -> str:
         """Return the report for a person."""
-        return "\n".join([*(render_text(each) for each in self.findings), *self._summary()])
+        return "\n".join([*(render_text(each) for each in self.findings), self.summary])
 
-    def _summary(self) -> Iterator[str]:
+    @property
+    def summary(self) -> str:
+        """The table of kinds, and what its columns mean."""
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
         yield (
-            f"{self.spec}: {len(self.outcomes):,} mutants, each tried on the {self.num_programs:,} programs of the spec that it "
-            f"can change, layouts of up to {self.max_ranks} ranks"
+            f"{self.spec}: {len(self.outcomes):,} mutants, tried on {self.num_programs:,} programs, the layouts of up to "
+            f"{self.max_ranks} ranks"
         )
         rows = {**self.counts(), "all": _row(list(self.outcomes))}
         yield f"  {'':<14}" + "".join(f"{column:>12}" for column in COLUMNS)

@@ -39,11 +39,11 @@ def _layouts(draw: st.DrawFn, case: Case, max_ranks: int) -> Layout:
         return Layout()
     tp = draw(st.sampled_from([size for size in TP_SIZES if size <= max_ranks]))
     dp = draw(st.sampled_from([size for size in (1, 1, 2, 3) if tp * size <= max_ranks]))
-    pp = draw(st.sampled_from([size for size in (1, 2, 1, 3, 4) if tp * dp * size <= max_ranks]))
+    pp = draw(st.sampled_from([size for size in (1, 2, 3, 2, 4) if tp * dp * size <= max_ranks]))
     has_ep = draw(st.sampled_from((True, False, True)))
     layout = next((each for each in _ever_smaller(tp, pp, dp, has_ep=has_ep) if _can_hold(case, each)), None)
     assert layout is not None, f"the config of {case.spec.id} fits on no layout, not even one rank"
-    if layout.pp > 1 and draw(st.booleans()):
+    if layout.pp > 1 and draw(st.sampled_from((True, False, True))):
         layout = replace(layout, pp_layers=_draw_split(draw, case, layout.pp))
     placed = _draw_placement(draw, case, layout)
     layout = placed if _can_hold(case, placed) else layout

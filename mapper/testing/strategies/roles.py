@@ -75,6 +75,9 @@ def _read_dims(rule: Rule, lets: Mapping[str, Let], spec: Spec, roles: Roles) ->
         shard = rule.shard.get(name)
         if shard is None or not any(shard.axis):
             continue
+        if shard.axis == ("ep",):
+            roles.experts.update(keys)
+            continue
         (roles.cut_by_units if shard.units else roles.cut_by_elements).update(keys)
         if shard.pad is not None:
             roles.padded.update(keys)
