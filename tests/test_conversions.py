@@ -42,6 +42,11 @@ runtimes:
       - target: a
         source: s
         reuse: true
+  narrow:
+    rules:
+      - target: n
+        dims: {out: 3}
+        cast: bfloat16
   bad:
     rules:
       - target: a
@@ -118,6 +123,15 @@ def test_repeated_elements_go_back_only_while_they_are_equal(tensors: Tensors, t
     assert "M706 'b.scale' cannot be written back: 'b.scale' holds different values where one stored element was repeated" in (
         refused(loader, checkpoint, tmp_path)
     )
+
+
+def test_narrowing_cast_has_no_way_back(tmp_path: Path) -> None:
+    checkpoint = write(tmp_path / "in", {"n": torch.tensor([1.0, 2.0, 257.0])}, {})
+    loader = Loader(program(tmp_path, "narrow"), {"n": torch.zeros(3, dtype=torch.bfloat16)})
+    loader.load(checkpoint)
+    assert refused(loader, checkpoint, tmp_path) == [
+        "M707 'n' cannot be written back as float32: 'n' holds it as bfloat16, which lost digits when it was loaded"
+    ]
 
 
 def refused(loader: Loader, checkpoint: Checkpoint, folder: Path) -> list[str]:

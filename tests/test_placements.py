@@ -102,3 +102,31 @@ def test_table_of_another_length_is_refused(tmp_path: Path) -> None:
 def test_table_without_an_expert_or_with_a_stranger_is_refused(table: tuple[int, ...], problem: str, tmp_path: Path) -> None:
     layout = Layout(tp=2, ep=2, placement=table, redundant_experts=len(table) - 4)
     assert refused(tmp_path, layout) == [f"M336 the placement table {problem}; experts are 0 to 3"]
+
+
+WHERE = """
+config: {required: [layers]}
+index:
+  layer: {count: layers, axis: pp, where: layer >= 2}
+runtimes:
+  vllm:
+    mesh: vllm
+    rules:
+      - copy: ["l.{layer}"]
+"""
+
+
+def test_layers_are_dealt_by_number_whichever_of_them_count(tmp_path: Path) -> None:
+    checkpoint = write(tmp_path / "in", {f"l.{layer}": torch.full((2,), float(layer)) for layer in (2, 3)}, {"layers": 4})
+    own = compile(spec_of(tmp_path, WHERE), config={"layers": 4}, runtime="vllm", layout=Layout(pp=2))
+    assert [list(own.at_rank(rank).plan(checkpoint).targets) for rank in range(2)] == [[], ["l.2", "l.3"]]
+
+
+def test_rank_without_an_expert_holds_an_empty_target(tmp_path: Path) -> None:
+    tensors = {"0.w": torch.ones(3)}
+    own = program(tmp_path, Layout(tp=2, ep=2), experts=1, rank=1)
+    from_files, from_stream = torch.empty(0, 3), torch.empty(0, 3)
+    report = Loader(own, {"w": from_files}).load(write(tmp_path / "in", tensors, {"experts": 1}))
+    with Loader(own, {"w": from_stream}).update() as session:
+        session.feed_all(tensors.items())
+        assert session.finish().loaded == report.loaded == 0

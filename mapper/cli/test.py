@@ -64,10 +64,14 @@ def run(arguments: argparse.Namespace) -> Result:
             summary += f"; {count(sum(loads.values()), 'synthetic load')}, {count(len(broken), 'broken guarantee')}"
             failures += tuple(broken)
         if arguments.mutate and cases.ok:
-            mutations = _mutate(spec)
-            numbers["mutation"] = {key: value for key, value in mutations.to_json().items() if key != "findings"}
-            summary += "\n" + mutations.summary
-            failures += mutations.findings
+            try:
+                mutations = _mutate(spec)
+            except MapperError as error:
+                failures += error.diagnostics
+            else:
+                numbers["mutation"] = {key: value for key, value in mutations.to_json().items() if key != "findings"}
+                summary += f"\n{mutations.summary}"
+                failures += mutations.findings
         found.append(SpecFindings(name, failures, summary, numbers))
     report = SpecsReport(tuple(found))
     return Result(report, report.ok, report.findings)

@@ -35,8 +35,8 @@ from mapper.spec.model import Format, Index, Keep, Let, Runtime, Skip, Spec
 class Program:
     """A spec compiled for one config, runtime, layout and rank. It holds no tensor and imports no torch.
 
-    `domains` are the ranges of all indices and `placed` the mesh axis that owns an index; all but `rank` is the same on
-    every rank, so `at_rank` costs nothing. `names` gives further patterns and expressions their values.
+    `domains` are the ranges of all indices, `whole` those before a `where`, and `placed` the mesh axis that owns an index;
+    all but `rank` is the same on every rank, so `at_rank` costs nothing. `names` gives further patterns and expressions their values.
     """
 
     spec: Spec
@@ -52,6 +52,7 @@ class Program:
     skips: tuple[SkipRule, ...]
     keeps: tuple[SkipRule, ...]
     names: Names = field(repr=False, compare=False)
+    whole: Mapping[str, tuple[IndexValue, ...]] = field(default_factory=dict)
     root: str = field(default="")
 
     def at_rank(self, rank: int) -> Program:
@@ -62,7 +63,7 @@ class Program:
     @cached_property
     def share(self) -> Share:
         """What this rank holds."""
-        return Share(self.mesh, self.rank, self.domains, self.placed)
+        return Share(self.mesh, self.rank, self.domains, self.placed, self.whole)
 
     @cached_property
     def digests(self) -> dict[str, str]:
@@ -183,7 +184,8 @@ def compile(
     constants["redundant_experts"] = mesh.redundant_experts
     names = Names(constants, lets, indices)
     _check_requirements(section, names)
-    domains = {name: _domain(index, names) for name, index in indices.items()}
+    whole = {name: _range(index, names) for name, index in indices.items()}
+    domains = {name: _counted(index, whole[name], names) for name, index in indices.items()}
     placed = {name: index.axis for name, index in indices.items() if index.axis is not None}
     _raise([fault for name, axis in placed.items() if axis == "ep" for fault in placement_faults(len(domains[name]), mesh)])
     formats: dict[str, Format] = {**spec.formats, **section.formats}
@@ -192,7 +194,7 @@ def compile(
     skips = _named_rules(section.skip, names, domains)
     keeps = _named_rules(section.keep, names, domains)
     _raise(conflicts(families, skips, keeps))
-    return Program(spec, config, runtime, layout, rank, chosen, mesh, domains, placed, families, skips, keeps, names)
+    return Program(spec, config, runtime, layout, rank, chosen, mesh, domains, placed, families, skips, keeps, names, whole)
 
 
 def _raise(findings: list[Diagnostic]) -> None:
@@ -233,7 +235,8 @@ def _check_requirements(section: Runtime, names: Names) -> None:
     )
 
 
-def _domain(index: Index, names: Names) -> tuple[IndexValue, ...]:
+def _range(index: Index, names: Names) -> tuple[IndexValue, ...]:
+    """Return the values of an index before `where` takes any out."""
     if index.values is not None:
         return index.values
     assert index.count is not None
@@ -241,9 +244,12 @@ def _domain(index: Index, names: Names) -> tuple[IndexValue, ...]:
     first = 0
     if index.first is not None:
         first = require_size(names.evaluate(index.first, {}, index.place), f"the first {index.name!r}", index.place, least=0)
-    values = range(first, first + count)
+    return tuple(range(first, first + count))
+
+
+def _counted(index: Index, values: tuple[IndexValue, ...], names: Names) -> tuple[IndexValue, ...]:
     if index.where is None:
-        return tuple(values)
+        return values
     return tuple(value for value in values if names.evaluate(index.where, {index.name: value}, index.place))
 
 

@@ -74,6 +74,9 @@ def _values(name: str, part: Part, dtype: torch.dtype) -> tuple[torch.Tensor | N
         return values, None
     if conversion.by == "bitcast":
         return values.view(dtype), None
+    if torch.promote_types(dtype, values.dtype) != values.dtype:
+        found, stored = (str(each).removeprefix("torch.") for each in (values.dtype, dtype))
+        return None, finding("M707", subject=name, name=name, dtype=stored, target=step.target, found=found)
     back = values.to(dtype)
     if not _equal(back.to(values.dtype), values):
         return None, finding("M702", subject=name, name=name, dtype=str(dtype).removeprefix("torch."), target=step.target)

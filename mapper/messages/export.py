@@ -33,6 +33,11 @@ MESSAGES: dict[str, Message] = {
         "A grid made finer on the way in is undone only where all copies of an element are equal.",
         "Export from a runtime that keeps the checkpoint's grid.",
     ),
+    "M707": Message(
+        "{name!r} cannot be written back as {dtype}: {target!r} holds it as {found}, which lost digits when it was loaded",
+        "What a narrowing cast took away cannot be told from what is left.",
+        "Keep the tensor of the base checkpoint, or load the parameter in its stored dtype.",
+    ),
     "M710": Message(
         "rank {rank} has another {what} than rank 0: {found} and {expected}",
         "Ranks that plan from different inputs would fill one model from two worlds.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import get_args
 
@@ -14,12 +14,16 @@ from mapper.plan.family import Domains
 
 @dataclass(frozen=True)
 class Share:
-    """One rank of a mesh. `domains` are the full ranges of all indices, `placed` the mesh axis that owns an index."""
+    """One rank of a mesh. `domains` are the ranges of all indices, `placed` the mesh axis that owns an index.
+
+    `whole` are the ranges before a `where` took values out: layers are dealt to stages by number, whichever of them count.
+    """
 
     mesh: Mesh
     rank: int
     domains: Domains
     placed: Mapping[str, str]
+    whole: Domains = field(default_factory=dict)
 
     def coordinate(self, axis: str) -> tuple[int, int]:
         """Return (size, position) of this rank along a mesh axis."""
@@ -55,8 +59,9 @@ class Share:
         if axis is None:
             return values
         if axis == "pp":
-            owned = stage_layers(len(values), self.mesh.layout, self._coordinates[axis][1])
-            return values[owned.start : owned.stop]
+            layers = self.whole.get(index, values)
+            owned = stage_layers(len(layers), self.mesh.layout, self._coordinates[axis][1])
+            return tuple(value for value in layers[owned.start : owned.stop] if value in values)
         return tuple(values[expert] for expert in self.held_slots(len(values)))
 
     def held_slots(self, count: int) -> tuple[int, ...]:

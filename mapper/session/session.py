@@ -313,7 +313,7 @@ def _on_rank(family: Family, share: Share) -> Family | None:
     if not share.holds(family.stage):
         return None
     domains = {index: share.owned(index, values) for index, values in family.domains.items()}
-    if not all(domains.values()):
+    if not all(domains[index] for index in family.target.indices):
         return None
     return replace(
         family,

@@ -31,7 +31,7 @@ from mapper.transfer.files import CheckpointFiles
 MOUNT = "language_model"
 KEPT_SHAPE = (3,)
 UNSUPPORTED = "M310"
-NOT_INVERTIBLE = {"M701", "M702"}
+NOT_INVERTIBLE = {"M701", "M702", "M707"}
 
 
 class NotBuilt(Exception):

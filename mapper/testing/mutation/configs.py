@@ -36,11 +36,16 @@ class KnownConfig:
 def known_configs(spec: Spec) -> tuple[KnownConfig, ...]:
     """Return the configs beside the spec, the bundled ones and those of its cases; an odd copy of one that has padding.
 
+    Where there is none it is one that names an architecture of the spec and nothing else.
+
     Layers that no rule tells apart, and most experts, are left out: every rule has the families that it has with all of
     them, and a trial takes a tenth of the time.
     """
     wholes: dict[str, Config] = dict(configs_for(spec))
     wholes |= {json.dumps(case.config): case.config for case in spec.cases if not isinstance(case.config, str)}
+    if not wholes:
+        plain: Config = {"architectures": list(spec.architectures[:1])}
+        wholes[json.dumps(plain)] = plain
     found = [KnownConfig(name, whole, _smaller(spec, whole)) for name, whole in wholes.items()]
     for each in list(found):
         odd = each.tried

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from mapper.diagnostics import MapperError
+from mapper.diagnostics import MapperError, finding
 from mapper.spec.model import Spec
 from mapper.testing.mutation.case_to_add import case_to_add
 from mapper.testing.mutation.evidence import Evidence, pinned_cases
@@ -27,10 +27,13 @@ def mutate(
 ) -> MutationReport:
     """Return what finds each mutant of a spec (None: all of them), on layouts of up to `max_ranks` ranks.
 
-    The spec's own cases are evidence always, `evidence` is more of it. `progress` goes through the mutants.
+    The spec's own cases are evidence always, `evidence` is more of it. `progress` goes through the mutants. Raises
+    MapperError M816 where no config is known with which the spec compiles.
     """
     every = (pinned_cases(spec), *evidence)
     trials = tuple(iter_trials(spec, max_ranks=max_ranks))
+    if all(trial.program is None for trial in trials):
+        raise MapperError([finding("M816", place=spec.place, subject=spec.id, spec=spec.id)])
     chosen = mutants_of(spec) if mutants is None else mutants
     outcomes = tuple(_outcome(each, spec, trials, every) for each in progress(chosen))
     proved = [trial for trial in trials if trial.program is not None]

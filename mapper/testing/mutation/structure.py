@@ -160,8 +160,13 @@ def _iter_differences(plan: Plan, own: Plan, variant: Variant) -> Iterator[tuple
 
 
 def _moved(local: LocalFamily) -> object:
-    """Return all of a family on one rank that decides what is copied where: not how its cut is written."""
-    return replace(local.matched, family=replace(local.matched.family, axes=None)), local.values, local.shape, local.pieces
+    """Return all of a family on one rank that decides what is copied where, however its cut is written."""
+    return (
+        replace(local.matched, family=replace(local.matched.family, axes=None, alternatives=())),
+        local.values,
+        local.shape,
+        local.pieces,
+    )
 
 
 def _by_box(plan: Plan) -> dict[tuple[str, Box], Step]:

@@ -22,7 +22,8 @@ from mapper.testing.mutation.configs import KnownConfig, known_configs
 
 MAX_RANKS = 4
 TELLING = ("tp=2,pp=2", "tp=2,dp=2", "tp=2,ep=2", "")
-"""Layouts that most mutants do not survive, tried first; the only ones for odd sizes and for options."""
+"""Layouts that most mutants do not survive, tried first; the only ones for odd sizes, options and further spellings."""
+TELLING_LAYOUTS = frozenset(str(Layout.parse(text)) for text in TELLING)
 
 MATRIX, VECTOR = (5, 3), (5,)
 """Shapes of sources whose rules state no dims."""
@@ -78,7 +79,9 @@ def iter_trials(spec: Spec, *, max_ranks: int = MAX_RANKS) -> Iterator[Trial]:
         config = str(setting.config)
         if config not in shapes:
             shapes[config] = _shapes(spec, setting.config)
-        yield Trial(setting, program, tuple(_variants(program, shapes[config])))
+        most = max((len(family.alternatives) for family in program.families), default=1)
+        spellings = range(-1, most if str(setting.layout) in TELLING_LAYOUTS else 1)
+        yield Trial(setting, program, tuple(_variants(program, shapes[config], spellings)))
 
 
 def variant_of(program: Program, checkpoint: Checkpoint) -> Variant | None:
@@ -137,10 +140,9 @@ def _shapes(spec: Spec, config: KnownConfig) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def _variants(program: Program, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Variant]:
-    most = max((len(family.alternatives) for family in program.families), default=1)
+def _variants(program: Program, shapes: Mapping[str, tuple[int, ...]], spellings: range) -> Iterator[Variant]:
     seen: list[dict[str, TensorHeader]] = []
-    for spelling in range(-1, most):
+    for spelling in spellings:
         headers = _headers(program, shapes, spelling)
         if headers not in seen:
             seen.append(headers)
