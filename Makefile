@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 JOBS ?= 2
+export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup demo test lint types layers format clean
 

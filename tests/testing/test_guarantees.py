@@ -9,6 +9,7 @@ from mapper.spec.bundled import bundled_ids
 from mapper.testing.run import GUARANTEES, check_guarantee, run_guarantee
 from mapper.testing.strategies import chosen_profile, examples, register_profiles, specs
 from mapper.testing.strategies.spec import RUNTIME
+from tests.testing.conftest import MOVED
 
 register_profiles()
 SPECS = {name: mapper.load_spec(name) for name in bundled_ids()}
@@ -19,14 +20,14 @@ SPECS_PER_EXAMPLE = 10
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 @pytest.mark.parametrize(("name", "runtime"), CASES)
-def test_a_bundled_spec_keeps_the_guarantee(name, runtime, guarantee, capsys):
+def test_a_bundled_spec_keeps_the_guarantee(name, runtime, guarantee, record_property):
     outcome = run_guarantee(SPECS[name], runtime, guarantee)
     if not outcome.checked:
         pytest.skip(f"nothing to check: {'; '.join(outcome.refused)}")
     if guarantee == "coverage":
-        with capsys.disabled():
-            pairs = sum(map(len, outcome.moved.values()))
-            print(f"\n{name} {runtime}: {len(outcome.moved)} rules moved bytes in {pairs} (rule, layout class, rank role)s")
+        pairs = sum(map(len, outcome.moved.values()))
+        moved = f"{name} {runtime}: {len(outcome.moved)} rules in {pairs} combinations of rule, layout class and rank role"
+        record_property(MOVED, moved)
         if chosen_profile() != "dev":
             assert not [rule for rule, where in outcome.moved.items() if not where], "a rule moved nothing"
 

@@ -179,9 +179,9 @@ def _headers(program: Program, shapes: Mapping[str, tuple[int, ...]], spelling: 
 
 
 def _declared(plan: Plan) -> dict[str, DeclaredTarget]:
-    """Return the parameters of a model that the plan fits: its targets, and one for each keep."""
+    """Return the parameters of a model that the plan fits: its targets, tied ones with storage of their own, and each keep."""
     found = {
-        each.name: DeclaredTarget(each.shape, (torch_name(each.dtype) or "") if each.dtype else "", each.tied_to or each.name)
+        each.name: DeclaredTarget(each.shape, (torch_name(each.dtype) or "") if each.dtype else "", each.name)
         for each in plan.targets.values()
     }
     for name in _spelled(plan.keeps):
