@@ -197,8 +197,9 @@ def bind(
 ) -> Template:
     """Return the template of `pattern` where the indices in `domains` run over their values.
 
-    `value_of` evaluates a placeholder's expression at given index values, `indices_of` says which ones it needs. Raises `PatternError` when two index values
-    spell the same text, or one spells no text or a dot, since then a name could not be read back.
+    `value_of` evaluates a placeholder's expression at given index values, `indices_of` says which ones it needs. Raises
+    `PatternError` when two index values spell the same text, or one spells no text or a dot, since then a name could not be
+    read back.
     """
     segments: list[Segment | Wildcard] = []
     order: dict[str, None] = {}

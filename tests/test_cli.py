@@ -174,7 +174,12 @@ def imported_by(*words):
 def test_help_imports_no_command_and_no_command_but_load_imports_torch():
     heavy = {"torch", "numpy", "yaml", "mapper.spec", "mapper.compiler", "mapper.checkpoint", "mapper.report"}
     assert not heavy & imported_by("--help")
-    for words in (LITE_CHECK, ["plan", *LITE_CHECK[1:]], ["explain", "lm_head.weight", *LITE_CHECK[1:]], ["test", "--examples", "0"]):
+    for words in (
+        LITE_CHECK,
+        ["plan", *LITE_CHECK[1:]],
+        ["explain", "lm_head.weight", *LITE_CHECK[1:]],
+        ["test", "--examples", "0"],
+    ):
         assert not {"torch", "numpy", "transformers"} & imported_by(*words)
 
 

@@ -49,7 +49,9 @@ def run(tmp_path: Path, fault: str) -> list[object]:
     script = tmp_path / "rank.py"
     script.write_text(RANK)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    subprocess.run([*torchrun, str(script), str(folder), str(tmp_path), fault], check=True, capture_output=True, text=True, timeout=120)
+    subprocess.run(
+        [*torchrun, str(script), str(folder), str(tmp_path), fault], check=True, capture_output=True, text=True, timeout=120
+    )
     return [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
 
 

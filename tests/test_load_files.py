@@ -15,10 +15,10 @@ from safetensors.torch import save_file
 
 from mapper.checkpoint import Checkpoint
 from mapper.diagnostics import MapperError
-from mapper.transfer.files import CheckpointFiles
 from mapper.messages.load import MESSAGES
 from mapper.ops.dtypes import DTYPES
 from mapper.regions import Box, whole
+from mapper.transfer.files import CheckpointFiles
 from tests.safetensors_writer import counted, entries, file_bytes, write
 
 TORCH_DTYPES = {

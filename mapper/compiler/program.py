@@ -36,7 +36,8 @@ class Program:
     """A spec compiled for one config, runtime, layout and rank. It holds no tensor and imports no torch.
 
     `domains` are the ranges of all indices, `whole` those before a `where`, and `placed` the mesh axis that owns an index;
-    all but `rank` is the same on every rank, so `at_rank` costs nothing. `names` gives further patterns and expressions their values.
+    all but `rank` is the same on every rank, so `at_rank` costs nothing. `names` gives further patterns and expressions
+    their values.
     """
 
     spec: Spec

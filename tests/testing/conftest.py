@@ -1,4 +1,4 @@
-"""Shows at the end how much the value-comparing runs have moved; reports carry it, so that it comes through from workers too."""
+"""Shows at the end how much the value-comparing runs have moved; reports carry it, also through from workers."""
 
 from typing import Any
 

@@ -113,8 +113,8 @@ class MutationReport:
         swaps = self._swaps()
         if swaps["mutants"]:
             yield (
-                f"  {swaps['mutants']} swaps are of sources of equal shape, which no structure can tell apart: evidence finds "
-                f"{swaps['evidence']}"
+                f"  swaps of sources of equal shape, which no structure can tell apart: {swaps['mutants']}, "
+                f"of which evidence finds {swaps['evidence']}"
             )
         advised = sum(each.is_advice for each in self.outcomes)
         if advised:
