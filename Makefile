@@ -2,10 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+DEEP_INSTALLED := .venv/.installed-deep
 JOBS ?= 2
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test lint types layers format clean
+.PHONY: setup demo test deep evidence-check lint types layers format clean
 
 setup: $(INSTALLED)  ## a virtual environment of our own in .venv
 
@@ -20,6 +21,16 @@ demo: setup  ## the main job: a DeepSeek-V3 checkpoint onto real models; CHECKPO
 
 test: setup lint types layers  ## everything that must hold before a commit
 	$(BIN)/python -m pytest -n $(JOBS)
+
+deep: $(DEEP_INSTALLED)  ## how good the tests are: mutants of the core, the guarantees at length; over an hour, writes evidence/deep.json
+	$(BIN)/python -m tests.deep --jobs $(JOBS)
+
+evidence-check: setup  ## whether evidence/deep.json is about the core, the specs and the tests that are here
+	$(BIN)/python -m pytest tests/deep
+
+$(DEEP_INSTALLED): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints-dev.txt --group deep
+	touch $@
 
 lint: setup
 	$(BIN)/ruff check .
