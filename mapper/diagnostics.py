@@ -92,6 +92,13 @@ def render_text(diagnostic: Diagnostic) -> str:
     return "\n".join(lines)
 
 
+def render_findings(diagnostics: Iterable[Diagnostic]) -> list[str]:
+    """Return the findings as a person reads them, repeats folded, and what to do about those that have no hint of their own."""
+    folded = fold_findings(diagnostics)
+    codes = dict.fromkeys(each.code for each in folded if not each.hint and each.severity == "error")
+    return [render_text(each) for each in folded] + [f"what to do about {code}: {CATALOGUE[code].fix}" for code in codes]
+
+
 def fold_findings(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
     """Return the findings with those of one code and place that differ only in numbers as one, in order.
 

@@ -125,7 +125,7 @@ def test_a_lost_layer_is_one_folded_line_in_text_and_all_names_in_json(run, run_
     assert len(run_json(*words)[1]["findings"]) == 3 * 64
     code, out, _ = run(*words)
     assert code == FINDINGS
-    lines = [line for line in out.splitlines() if "M501" in line]
+    lines = [line for line in out.splitlines() if "M501 the" in line]
     assert len(lines) == 3
     assert all("model.layers.9.mlp.experts.{0...63}." in line and line.endswith("(64 findings)") for line in lines)
 

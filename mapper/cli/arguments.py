@@ -142,7 +142,7 @@ def skips_of(patterns: Sequence[str], whys: Sequence[str]) -> list[tuple[str, st
 
 def config_of(path: str | None, checkpoint: Checkpoint | None) -> Mapping[str, Any]:
     """Return the config in a file, or a bundled one by name, or the checkpoint's own; raises MapperError."""
-    if path is not None and "." not in path and "/" not in path and not os.path.exists(path):
+    if path is not None and not path.endswith(".json") and "/" not in path and not os.path.exists(path):
         return bundled_config(path)
     if path is not None:
         config = read_json(path, what="config")

@@ -16,8 +16,8 @@ from mapper.diagnostics import (
     as_objects,
     finding,
     fold_findings,
+    render_findings,
     render_github,
-    render_text,
 )
 
 FINE, FINDINGS, USAGE, INTERNAL = 0, 1, 2, 3
@@ -107,8 +107,7 @@ def print_failure(failure: Failure, style: OutputFormat) -> int:
     elif style == "github":
         _print_annotations(failure.findings)
     else:
-        for each in fold_findings(failure.findings):
-            print(render_text(each), file=sys.stderr)
+        print("\n".join(render_findings(failure.findings)), file=sys.stderr)
     return failure.code
 
 

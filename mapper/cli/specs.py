@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mapper.diagnostics import Diagnostic, MapperError, as_objects, fold_findings, render_text
+from mapper.diagnostics import Diagnostic, MapperError, as_objects, render_findings
 from mapper.spec import load_spec
 from mapper.spec.bundled import bundled_ids, find_spec
 from mapper.spec.model import Spec
@@ -52,7 +52,7 @@ class SpecsReport:
         """Return the report for a person."""
         lines = []
         for spec in self.specs:
-            lines += [render_text(each) for each in fold_findings(spec.findings)]
+            lines += render_findings(spec.findings)
             lines.append(f"{spec.name}: {spec.summary}")
         return "\n".join(lines)
 

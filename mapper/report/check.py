@@ -8,7 +8,7 @@ from typing import Literal
 
 from mapper.checkpoint import Checkpoint
 from mapper.compiler import Program
-from mapper.diagnostics import Diagnostic, as_objects, finding, fold_findings, render_text
+from mapper.diagnostics import Diagnostic, as_objects, finding, render_findings
 from mapper.plan.matching import Matching
 from mapper.plan.plan import Plan, target_names
 from mapper.plan.targets import DeclaredTarget, fit
@@ -85,7 +85,7 @@ class CheckReport:
         sources, targets = self.sources, self.targets
         declared = "the spec" if self.targets_declared_by == "spec" else "the model"
         lines = [
-            *(render_text(each) for each in fold_findings(self.findings)),
+            *render_findings(self.findings),
             f"{self.spec} {self.runtime} on {self.layout}: {self.ranks} rank{'s' if self.ranks != 1 else ''}",
             f"  sources  {sources.total:,}: {sources.loaded:,} loaded, "
             + (f"{sources.elsewhere:,} elsewhere, " if sources.elsewhere else "")

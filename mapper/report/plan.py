@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 from mapper.checkpoint import Checkpoint
 from mapper.compiler import Program
-from mapper.diagnostics import Diagnostic, Place, as_objects, fold_findings, render_text
+from mapper.diagnostics import Diagnostic, Place, as_objects, render_findings
 from mapper.folding import fold
 from mapper.ops.dtypes import num_bytes
 from mapper.pattern import IndexValue, Template
@@ -97,7 +97,7 @@ class PlanReport:
     def to_text(self) -> str:
         """Return the report for a person."""
         totals = self.totals
-        lines = [render_text(each) for each in fold_findings(self.findings)]
+        lines = render_findings(self.findings)
         lines.append(f"{self.spec} {self.runtime} on {self.layout}, rank {self.rank}")
         for rule in self.rules:
             lines += [f"  {line}" for line in _rule_lines(rule)]

@@ -6,7 +6,7 @@ import os
 
 from hypothesis import HealthCheck, Phase, settings
 
-PROFILES = {"dev": 2, "ci": 40, "deep": 2000}
+PROFILES = {"dev": 2, "ci": 20, "deep": 2000}
 VARIABLE = "MAPPER_PROFILE"
 
 
