@@ -110,14 +110,14 @@ class FailedRank:
         return _layout_text(fields["tp"], fields["pp"], fields["ep"], fields["redundant"], fields["placement"] or "linear")
 
 
-def family_names() -> list[str]:
+def family_names(folder: Path = FOLDER) -> list[str]:
     """Return the families that have goldens."""
-    return sorted(path.name.removesuffix(".jsonl.gz") for path in FOLDER.glob("*.jsonl.gz"))
+    return sorted(path.name.removesuffix(".jsonl.gz") for path in folder.glob("*.jsonl.gz"))
 
 
-def iter_ranks(family: str) -> Iterator[GoldenRank]:
+def iter_ranks(family: str, folder: Path = FOLDER) -> Iterator[GoldenRank]:
     """Yield every rank of every layout that vLLM loaded without an error."""
-    header, *lines = read_lines(FOLDER / f"{family}.jsonl.gz")
+    header, *lines = read_lines(folder / f"{family}.jsonl.gz")
     assert header["num_ranks"] == len(lines), f"{family}: expected {header['num_ranks']} ranks, found {len(lines)}"
     for line in lines:
         first, end = line["pp_layers"]

@@ -1,0 +1,74 @@
+"""What vLLM's own loaders left in every parameter of many architectures, against a load from files.
+
+`COMPARED` is the list: the entry, the spec that loads it, and how many ranks, parameters and kept parameters it has.
+"""
+
+from collections.abc import Mapping
+
+import pytest
+
+from mapper.checkpoint import Checkpoint
+from mapper.compiler import compile
+from mapper.layout import Layout
+from mapper.load import Loader
+from mapper.spec import load_spec
+from tests.oracle.architectures import FOLDER, entry_family
+from tests.oracle.families import write_checkpoint
+from tests.oracle.goldens import GoldenRank, Untouched, compare, family_names, iter_ranks, layout_text, sentinel_tensors
+
+COMPARED = {
+    "DeepseekV2ForCausalLM": ("deepseek_v2", 39, 1352, 0),
+    "DeepseekV3ForCausalLM": ("deepseek_v2", 39, 1430, 0),
+    "DeepseekV3ForCausalLM@l5": ("deepseek_v2", 39, 1586, 0),
+    "GptOssForCausalLM": ("gpt_oss", 39, 1469, 0),
+    "IQuestCoderForCausalLM": ("llama", 21, 378, 0),
+    "InternLM3ForCausalLM": ("llama", 21, 378, 0),
+    "LLaMAForCausalLM": ("llama", 21, 378, 0),
+    "LlamaForCausalLM": ("llama", 21, 378, 0),
+    "Qwen3MoeForCausalLM": ("qwen3_moe", 39, 1053, 0),
+    "Qwen3MoeForCausalLM@dense1": ("qwen3_moe", 39, 1027, 0),
+}
+# Parameters (the last segments of their names) whose bytes differ from vLLM's on purpose: (entry, suffix) -> why.
+DIFFERENT: Mapping[tuple[str, str], str] = {}
+
+
+def ranks_of(entry: str) -> list[GoldenRank]:
+    return list(iter_ranks(entry, FOLDER))
+
+
+@pytest.mark.parametrize("entry", COMPARED)
+def test_files_leave_the_bytes_that_vllm_left(entry: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    spec_id, *counts = COMPARED[entry]
+    family = entry_family(entry)
+    checkpoint = Checkpoint.open(write_checkpoint(family, tmp_path_factory.mktemp("entry")))
+    spec = load_spec(str(family.config["architectures"][0]))
+    assert spec.id == spec_id
+    programs = {}
+    num_parameters = num_kept = 0
+    different: set[tuple[str, str]] = set()
+    for rank in (ranks := ranks_of(entry)):
+        layout = layout_text(rank)
+        if layout not in programs:
+            programs[layout] = compile(spec, config=family.config, runtime="vllm", layout=Layout.parse(layout))
+        tensors = sentinel_tensors(rank)
+        tensors |= {alias: tensors[name] for alias, name in rank.aliases}
+        report = Loader(programs[layout].at_rank(rank.rank), tensors).load(checkpoint)
+        modes: dict[str, Untouched] = {param.name: "sentinel" if param.name in report.kept else "init" for param in rank.params}
+        found = compare(rank, tensors, untouched=modes)
+        explained = {key for key in DIFFERENT if key[0] == entry and any(_name(each).endswith(key[1]) for each in found)}
+        assert [each for each in found if not any(_name(each).endswith(suffix) for _, suffix in explained)] == [], str(rank)
+        assert report.sources == len(checkpoint.tensors)
+        different |= explained
+        num_parameters += len(rank.params)
+        num_kept += len(report.kept)
+    assert [len(ranks), num_parameters, num_kept] == counts
+    assert different == {key for key in DIFFERENT if key[0] == entry}, "an exemption that is not needed has to go"
+
+
+def _name(difference: str) -> str:
+    return difference.partition(":")[0]
+
+
+def test_every_entry_is_compared() -> None:
+    assert sorted(COMPARED) == family_names(FOLDER)
+    assert {entry for entry, _ in DIFFERENT} <= set(COMPARED)
