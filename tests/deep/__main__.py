@@ -1,21 +1,20 @@
-"""`python -m tests.deep`: judge every mutant of the core, check the guarantees at length, write the evidence.
+"""`python -m tests.deep`: judge the mutants of every module of the core, check the guarantees at length, note the evidence.
 
-With patterns such as `mapper/plan/*` only the mutants of these modules, and no evidence.
+Only what has changed since it was last judged, unless `--all`. With patterns such as `mapper/plan/*` only these modules.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
 import platform
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatch
@@ -23,11 +22,10 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-from tests.deep import survivors, trial
-from tests.deep.core import CORE, EVIDENCE, ROOT, digest, judges_of, paths_of
+from tests.deep import evidence, survivors, trial
+from tests.deep.core import CORE, ROOT, digest_of, digest_of_guarantees, judges_of, paths_of
 from tests.deep.mutants import Mutant, mutants_of
 
-LEAST_SCORE = 0.95
 TOOLS = ("mutmut", "libcst", "coverage", "hypothesis", "pytest")
 GUARANTEES = "tests/testing"
 
@@ -42,49 +40,42 @@ class Result:
     seconds: float
 
     @property
-    def score(self) -> float:
-        return 1 - len(self.survived) / self.num_mutants if self.num_mutants else 1
+    def counts(self) -> dict[str, int]:
+        num_survived = len(self.survived)
+        return {
+            "mutants": self.num_mutants,
+            "killed": self.num_mutants - num_survived,
+            "out_of_time": self.num_out_of_time,
+            "survived": num_survived,
+        }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.deep", description=__doc__)
-    parser.add_argument("patterns", nargs="*", help="modules to mutate (default: the whole core)")
+    parser.add_argument("patterns", nargs="*", help="modules to judge, and no guarantees (default: the whole core, and them)")
+    parser.add_argument("--all", action="store_true", help="also what has not changed since it was judged")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants at a time")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="only every Nth mutant")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="only every Nth mutant, and no evidence")
     arguments = parser.parse_args()
-    is_whole = not arguments.patterns and arguments.every == 1
-    valid_for, began = digest(), time.monotonic()
-    chosen = [
-        path for path in paths_of(CORE) if not arguments.patterns or any(fnmatch(path, each) for each in arguments.patterns)
-    ]
-    results = mutate(chosen, jobs=arguments.jobs, every=arguments.every)
-    complaints = faults(results, is_whole=is_whole)
-    if is_whole:
-        mutated = time.monotonic()
-        outcome = check_guarantees(arguments.jobs)
-        complaints += [f"the guarantees do not hold: {outcome}"] if outcome["exit_code"] else []
-        complaints += ["the tree changed while it was judged"] if digest() != valid_for else []
-        evidence = {
-            "valid_for": valid_for,
-            "result": "failed" if complaints else "passed",
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "python": platform.python_version(),
-            "tools": {tool: version(tool) for tool in TOOLS},
-            "mutants": {**totals(results), "seconds": round(mutated - began)},
-            "guarantees": {**outcome, "seconds": round(time.monotonic() - mutated)},
-        }
-        EVIDENCE.parent.mkdir(exist_ok=True)
-        EVIDENCE.write_text(json.dumps(evidence, indent=2) + "\n", encoding="utf-8")
+    chosen = paths_of(CORE) if arguments.all or arguments.every > 1 else evidence.stale_modules()
+    if arguments.patterns:
+        chosen = [path for path in chosen if any(fnmatch(path, each) for each in arguments.patterns)]
+    complaints = mutate(chosen, jobs=arguments.jobs, every=arguments.every)
+    if not arguments.patterns and arguments.every == 1 and (arguments.all or evidence.are_guarantees_stale()):
+        complaints += check_guarantees(arguments.jobs)
     print("\n".join(complaints or ["passed"]))
     return 1 if complaints else 0
 
 
-def mutate(paths: Iterable[str], *, jobs: int, every: int) -> dict[str, Result]:
-    """Return what became of the mutants of each module; prints one line for each."""
+def mutate(paths: Iterable[str], *, jobs: int, every: int) -> list[str]:
+    """Judge the mutants of each module and note what became of them; prints one line for each, returns what is wrong."""
+    complaints: list[str] = []
+    if not (paths := list(paths)):
+        return complaints
     trial.prepare()
-    results: dict[str, Result] = {}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
+        valid_for = {path: digest_of(path) for path in paths}
         coverage = trial.measure(list(dict.fromkeys(file for path in paths for file in judges_of(path))), folder)
         gc.collect()
         gc.freeze()
@@ -93,56 +84,53 @@ def mutate(paths: Iterable[str], *, jobs: int, every: int) -> dict[str, Result]:
             codes = _judge_all(mutants_of(path)[::every], coverage, folder, jobs)
             survived = tuple(mutant for mutant, code in codes.items() if code in (trial.SURVIVED, trial.NOT_RUN))
             num_out_of_time = sum(code == trial.OUT_OF_TIME for code in codes.values())
-            results[path] = Result(len(codes), num_out_of_time, survived, time.monotonic() - began)
-            print(f"{path}: {_spell(results[path])}", flush=True)
-    return results
+            result = Result(len(codes), num_out_of_time, survived, time.monotonic() - began)
+            print(f"{path}: {_spell(result)}", flush=True)
+            is_whole = every == 1
+            complaints += faults(path, result, is_whole=is_whole)
+            if is_whole and digest_of(path) == valid_for[path]:
+                evidence.note_module(path, {"valid_for": valid_for[path], **result.counts, **_circumstances(began)})
+            elif is_whole:
+                complaints.append(f"{path} or its judges changed while it was judged")
+    return complaints
 
 
-def faults(results: Mapping[str, Result], *, is_whole: bool) -> list[str]:
+def faults(path: str, result: Result, *, is_whole: bool) -> list[str]:
     """Return what is wrong: a mutant that lives and is not listed, one that is listed and does not, a low score."""
-    known = survivors.listed()
-    alive = {mutant.key for result in results.values() for mutant in result.survived}
-    found = [
-        f"a mutant lives and is not in {survivors.LIST.name}:\n{survivors.spell(key)}\n" for key in sorted(alive - known.keys())
-    ]
+    known = {key for key in survivors.listed() if key[0] == path}
+    alive = {mutant.key for mutant in result.survived}
+    name = survivors.LIST.name
+    found = [f"a mutant lives and is not in {name}:\n{survivors.spell(key)}\n" for key in sorted(alive - known)]
     if is_whole:
-        dead = [
-            f"{survivors.LIST.name} lists a mutant that does not live:\n{survivors.spell(key)}\n"
-            for key in known
-            if key not in alive
-        ]
-        low = [f"{path}: {_spell(result)}" for path, result in results.items() if result.score < LEAST_SCORE]
-        return [*found, *dead, *low]
+        found += [f"{name} lists a mutant that does not live:\n{survivors.spell(key)}\n" for key in sorted(known - alive)]
+        if evidence.score_of(result.counts) < evidence.LEAST_SCORE:
+            found.append(f"{path}: {_spell(result)}")
     return found
 
 
-def totals(results: Mapping[str, Result]) -> dict[str, object]:
-    """Return the counts of all modules and of each."""
-    modules = {
-        path: {
-            "mutants": result.num_mutants,
-            "killed": result.num_mutants - len(result.survived),
-            "of these out of time": result.num_out_of_time,
-            "survived": len(result.survived),
-        }
-        for path, result in results.items()
-    }
-    sums: Counter[str] = Counter()
-    for counts in modules.values():
-        sums.update(counts)
-    return {**sums, "score": round(sums["killed"] / sums["mutants"], 4), "modules": modules}
-
-
-def check_guarantees(jobs: int) -> dict[str, object]:
-    """Run the guarantees of the engine with the profile `deep`."""
+def check_guarantees(jobs: int) -> list[str]:
+    """Run the guarantees of the engine with the profile `deep` and note how that went; returns what is wrong."""
+    began, valid_for = time.monotonic(), digest_of_guarantees()
     command = [sys.executable, "-m", "pytest", "-n", str(jobs), "-q", "-p", "no:cacheprovider", GUARANTEES]
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "MAPPER_PROFILE": "deep"}, capture_output=True, text=True, check=False
     )
     lines = done.stdout.strip().splitlines()
-    if done.returncode:
-        print(done.stdout)
-    return {"profile": "deep", "ran": GUARANTEES, "exit_code": done.returncode, "said": lines[-1].strip("= ") if lines else ""}
+    said = lines[-1].strip("= ") if lines else ""
+    found = {"valid_for": valid_for, "profile": "deep", "exit_code": done.returncode, "said": said, **_circumstances(began)}
+    if valid_for != digest_of_guarantees():
+        return ["the engine, a spec or a test changed while the guarantees were checked"]
+    evidence.note_guarantees(found)
+    return [f"the guarantees do not hold: {done.stdout}"] if done.returncode else []
+
+
+def _circumstances(began: float) -> dict[str, object]:
+    return {
+        "seconds": round(time.monotonic() - began),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "tools": " ".join(f"{tool} {version(tool)}" for tool in TOOLS),
+    }
 
 
 def _judge_all(mutants: list[Mutant], coverage: trial.Coverage, folder: Path, jobs: int) -> dict[Mutant, int]:
@@ -167,9 +155,9 @@ def _judge_all(mutants: list[Mutant], coverage: trial.Coverage, folder: Path, jo
 
 
 def _spell(result: Result) -> str:
-    killed = result.num_mutants - len(result.survived)
-    times = f"{result.num_out_of_time} of them out of time, {result.seconds:.0f} s"
-    return f"{killed} of {result.num_mutants} killed ({result.score:.1%}), {times}"
+    counts = result.counts
+    times = f"{counts['out_of_time']} of them out of time, {result.seconds:.0f} s"
+    return f"{counts['killed']} of {counts['mutants']} killed ({evidence.score_of(counts):.1%}), {times}"
 
 
 if __name__ == "__main__":

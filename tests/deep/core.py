@@ -61,14 +61,11 @@ TOO_SLOW = (
 )
 """Tests in these files that would cost seconds on every mutant that lives."""
 
-JUDGED_BY = (
-    "tests/conftest.py",
-    "tests/commands.py",
-    "tests/loads.py",
-    "tests/manifests.py",
-    "tests/deep/*",
-    "tests/testing/*.py",
-)
+MACHINERY = ("tests/conftest.py", "tests/commands.py", "tests/loads.py", "tests/manifests.py", "tests/small.py")
+"""What the judges stand on."""
+
+TRIALS = ("tests/deep/mutants.py", "tests/deep/trial.py")
+"""What makes the mutants and runs the judges."""
 
 
 def paths_of(patterns: Iterable[str]) -> list[str]:
@@ -88,11 +85,23 @@ def is_too_slow(test: str) -> bool:
     return test.split("[")[0] in TOO_SLOW
 
 
-def digest() -> str:
-    """Return a hash of the core, the specs and the judges; blank lines and lines that are comments do not count."""
-    judges = {file for files in JUDGES.values() for file in files}
+def digest_of(path: str) -> str:
+    """Return a hash of all that decides which mutants of one module live: the module, its judges, and how they are run.
+
+    The rest of the core is not in it: it has to pass the same judges, or no mutant is judged at all.
+    """
+    return _digest((path, *judges_of(path), *MACHINERY, *TRIALS))
+
+
+def digest_of_guarantees() -> str:
+    """Return a hash of all that decides whether the guarantees hold: the engine, the specs, and the tests of the guarantees."""
+    return _digest(("mapper/**/*.py", "specs/*.yaml", "specs/configs/*.json", "tests/testing/*.py"))
+
+
+def _digest(patterns: Iterable[str]) -> str:
+    """Return a hash of the files; blank lines and lines that are comments do not count."""
     found = hashlib.sha256()
-    for path in paths_of((*CORE, "specs/*.yaml", *judges, *JUDGED_BY)):
+    for path in paths_of(patterns):
         lines = map(str.rstrip, (ROOT / path).read_text(encoding="utf-8").splitlines())
         kept = [line for line in lines if not re.fullmatch(r"\s*(#.*)?", line)]
         found.update("\n".join((path, *kept, "")).encode())

@@ -1,15 +1,24 @@
-"""The evidence of the last deep run, which is too long for every commit, must be about the tree that is here."""
-
-import json
+"""The evidence of the deep runs, which are too long for every commit, must be about the tree that is here."""
 
 import pytest
 
-from tests.deep.core import EVIDENCE, digest
+from tests.deep import evidence, survivors
+from tests.deep.core import CORE, EVIDENCE, paths_of
+
+pytestmark = pytest.mark.skipif(not EVIDENCE.exists(), reason="there is no evidence yet: `make deep` has not run on this core")
 
 
-def test_evidence_is_about_this_core_and_these_specs():
-    if not EVIDENCE.exists():
-        pytest.skip("there is no evidence yet: `make deep` has not run on this core")
-    evidence = json.loads(EVIDENCE.read_text(encoding="utf-8"))
-    assert evidence["valid_for"] == digest(), "the core, a spec or a test of them has changed: run `make deep`"
-    assert evidence["result"] == "passed"
+def test_every_module_of_the_core_has_been_judged_as_it_is():
+    assert evidence.stale_modules() == [], "`make deep` judges them again"
+
+
+@pytest.mark.parametrize("path", paths_of(CORE))
+def test_the_judges_notice_nearly_every_mutant(path):
+    found = evidence.read()["modules"][path]
+    assert evidence.score_of(found) >= evidence.LEAST_SCORE
+    assert found["survived"] == sum(key[0] == path for key in survivors.listed()), "each survivor is listed with the reason"
+
+
+def test_the_guarantees_have_been_checked_at_length_on_this_engine_and_these_specs():
+    assert not evidence.are_guarantees_stale(), "`make deep` checks them again"
+    assert evidence.read()[evidence.GUARANTEES]["exit_code"] == 0
