@@ -356,6 +356,18 @@ def test_a_skip_and_a_keep_that_no_config_reaches_are_advice():
     ]
 
 
+def test_what_a_spec_inherits_is_judged_where_it_is_written(tmp_path):
+    skip = "    skip: [{{source: {}, why: test, when: has_many}}]\n    rules:\n"
+    rule = "      - {{target: {}.weight, when: has_many}}\n"
+    parent = HEAD.replace("    rules:\n", skip.format("a")) + rule.format("far")
+    case = CASE.format(config=json.dumps(CONFIG), runtime="vllm")
+    (tmp_path / "tiny.yaml").write_text(parent + case)
+    child = "spec: 1\nid: child\nextends: tiny\nruntimes:\n  vllm:\n"
+    (tmp_path / "child.yaml").write_text(child + skip.format("b") + rule.format("near") + case)
+    assert [each.subject for each in lint(load_spec(tmp_path / "tiny.yaml"))] == ["a", "far.weight"]
+    assert [each.subject for each in lint(load_spec(tmp_path / "child.yaml"))] == ["b", "near.weight"]
+
+
 def test_a_spec_without_a_config_says_that_only_its_text_was_checked():
     found = only_finding(cut("inner"), case="")
     assert (found.code, found.severity) == ("M816", "warning")

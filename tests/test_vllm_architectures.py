@@ -17,6 +17,7 @@ from tests.oracle.families import write_checkpoint
 from tests.oracle.goldens import GoldenRank, Untouched, compare, family_names, iter_ranks, layout_text, sentinel_tensors
 
 COMPARED = {
+    "CwmForCausalLM": ("llama", 21, 378, 0),
     "DeepseekV2ForCausalLM": ("deepseek_v2", 39, 1352, 0),
     "DeepseekV3ForCausalLM": ("deepseek_v2", 39, 1430, 0),
     "DeepseekV3ForCausalLM@l5": ("deepseek_v2", 39, 1586, 0),
@@ -27,6 +28,7 @@ COMPARED = {
     "LlamaForCausalLM": ("llama", 21, 378, 0),
     "Qwen3MoeForCausalLM": ("qwen3_moe", 39, 1053, 0),
     "Qwen3MoeForCausalLM@dense1": ("qwen3_moe", 39, 1027, 0),
+    "TeleFLMForCausalLM": ("llama", 21, 378, 0),
 }
 # Parameters (the last segments of their names) whose bytes differ from vLLM's on purpose: (entry, suffix) -> why.
 DIFFERENT: Mapping[tuple[str, str], str] = {}

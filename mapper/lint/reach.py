@@ -1,4 +1,4 @@
-"""Rules, skips and keeps that no config reaches."""
+"""Rules, skips and keeps that no config reaches. Those that a spec inherits are judged where they are written."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _unreached_rules(spec: Spec, attempts: Attempts, compiled: set[str]) -> Iter
         else:
             missing.setdefault(flat.rule.place, flat)
     for place, flat in missing.items():
-        if place not in reached:
+        if place not in reached and place.file == spec.place.file:
             text = flat.rule.id or flat.target.text
             yield finding("M814", place=place, subject=text, severity="warning", rule=text)
 
@@ -54,7 +54,7 @@ def _unreached_skips(spec: Spec, attempts: Attempts, compiled: set[str]) -> Iter
     for runtime in spec.runtimes.values():
         for kind, rules in (("skip", runtime.skip), ("keep", runtime.keep)):
             for each in rules if runtime.name in compiled else ():
-                if each.place not in reached:
+                if each.place not in reached and each.place.file == spec.place.file:
                     text = each.pattern.text
                     yield finding("M815", place=each.place, subject=text, severity="warning", kind=kind, pattern=text)
 
