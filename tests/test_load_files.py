@@ -266,7 +266,7 @@ def test_file_that_cannot_be_mapped_is_reported(tmp_path: Path, monkeypatch: pyt
         raise OSError(12, "Cannot allocate memory")
 
     monkeypatch.setattr("mapper.transfer.files.mmap.mmap", refuse)
-    assert refusal(checkpoint) == f"M654 '{path}' cannot be mapped into memory: Cannot allocate memory"
+    assert refusal(checkpoint) == f"M654 '{path}' cannot be read: Cannot allocate memory"
 
 
 def test_every_message_of_files_has_its_text_here() -> None:

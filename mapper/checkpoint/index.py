@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from typing import Any, NamedTuple
 
 from mapper.checkpoint import json_text
@@ -64,7 +65,10 @@ def parse_index(text: str, value: Any, *, path: str, findings: list[Diagnostic])
 
 
 def _map_problem(text: str, value: Any, weight_map: dict[str, Any], *, path: str) -> Diagnostic | None:
-    if json_text.is_suspicious(text, num_strings=json_text.count_strings(value)):
+    files = Counter(file for file in weight_map.values() if isinstance(file, str))
+    num_strings = json_text.count_strings({**value, "weight_map": {}}) + len(weight_map) + files.total()
+    num_minus_zeros = "\n".join(weight_map).count("-0") + sum(file.count("-0") * count for file, count in files.items())
+    if json_text.is_suspicious(text, num_strings=num_strings, num_minus_zeros=num_minus_zeros):
         try:
             _, repeated = json_text.parse_carefully(text)
         except ValueError as error:

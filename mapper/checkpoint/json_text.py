@@ -9,6 +9,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from mapper.diagnostics import Diagnostic, Place, finding
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
@@ -37,7 +39,14 @@ def require_text(path: str, *, what: str, findings: list[Diagnostic]) -> str | N
 
 
 def loads(text: str) -> Any:
-    """Return the value of the JSON `text`; every failure is a ValueError."""
+    """Return the value of the JSON `text`; every failure is a ValueError.
+
+    orjson takes a third of the time; what it refuses goes to the standard library, which takes more and says more.
+    """
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        pass
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -59,13 +68,13 @@ def parse_text(text: str, *, path: str, what: str, findings: list[Diagnostic]) -
         return None
 
 
-def is_suspicious(text: str, *, num_strings: int) -> bool:
-    """True where `text` may say more than its value of `num_strings` strings: a key given twice, an escape, a `-0`.
+def is_suspicious(text: str, *, num_strings: int, num_minus_zeros: int = 0) -> bool:
+    """True where `text` may say more than its value of `num_strings` strings: a key given twice, an escape, a number `-0`.
 
     Without a backslash every quote opens or closes a string, so the count shows a key that was lost. It is far cheaper than
-    a hook for each object.
+    a hook for each object. `num_minus_zeros` of the `-0` are in strings, such as `model-00001-of-00008.safetensors`.
     """
-    return "\\" in text or "-0" in text or text.count('"') != 2 * num_strings
+    return "\\" in text or text.count("-0") != num_minus_zeros or text.count('"') != 2 * num_strings
 
 
 def count_strings(value: Any) -> int:

@@ -11,10 +11,12 @@ import torch
 from torch import nn
 
 from mapper.checkpoint import Checkpoint
+from mapper.checkpoint.collector import collector_paused
 from mapper.compiler import Program
 from mapper.export.export import MAX_SHARD_BYTES, ExportReport, export
 from mapper.ops.dtypes import num_bytes
-from mapper.plan.plan import Plan, Step, iter_steps
+from mapper.plan.plan import Plan, Step, iter_steps, target_names
+from mapper.plan.ranges import ByteRange, byte_ranges
 from mapper.regions import Box, shape_of
 from mapper.report.load import LoadReport
 from mapper.session import UpdateSession
@@ -22,6 +24,7 @@ from mapper.transfer.bind import Binding, Model, bind, materialize
 from mapper.transfer.copy import copy_box, copy_twins, fill_padding, read_as, view_of, viewed
 from mapper.transfer.dequantize import dequantize
 from mapper.transfer.files import CheckpointFiles
+from mapper.transfer.scatter import scatter, takes_bytes
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all) while a load runs."""
@@ -45,26 +48,46 @@ class Loader:
         Only the slices that this rank needs are read.
         """
         start = time.perf_counter()
-        plan, binding = self.prove(checkpoint)
-        steps = _in_file_order(plan)
-        proved = time.perf_counter()
-        read = written = 0
-        total = sum(_num_bytes(binding, step) for step in steps)
+        with collector_paused():
+            plan, binding = self.prove(checkpoint)
+            ranges, steps = _divided(plan, binding)
+            proved = time.perf_counter()
+            read, written = self._fill(checkpoint, plan, binding, ranges, steps, progress)
+            padded = fill_padding(binding.tensors, plan.padding())
+            written += copy_twins(binding.tensors, binding.copied_twins)
+        return _report(plan, binding, read, written, padded, proved - start, time.perf_counter() - proved)
+
+    def _fill(
+        self,
+        checkpoint: Checkpoint,
+        plan: Plan,
+        binding: Binding,
+        ranges: list[ByteRange],
+        steps: list[Step],
+        progress: Progress | None,
+    ) -> tuple[int, int]:
+        """Read and write everything that lies in files; return the bytes read and written."""
+        written, read = 0, sum(size for _, _, size, _, _ in ranges)
+        total = read + sum(_num_bytes(binding, step) for step in steps)
+
+        def advance(count: int) -> None:
+            nonlocal written
+            written += count
+            if progress is not None:
+                progress(written, total)
+
         with torch.no_grad(), CheckpointFiles(checkpoint) as files:
             for file in {plan.tensors[step.source].file for step in steps}:
                 files.elements(file, "U8")  # a file that changed since its header was read is found before the first write
+            scatter(checkpoint, ranges, binding.tensors, progress=advance)
             for step in steps:
                 header = plan.tensors[step.source]
                 copy_box(binding.tensors[step.target], step.target_box, _read(files, plan, step), step.reading)
                 read += num_bytes(header.dtype, shape_of(step.source_box))
                 if step.scale is not None:
                     read += num_bytes(plan.tensors[step.scale].dtype, shape_of(_scale_box(step)))
-                written += _num_bytes(binding, step)
-                if progress is not None:
-                    progress(written, total)
-            padded = fill_padding(binding.tensors, plan.padding())
-            written += copy_twins(binding.tensors, binding.copied_twins)
-        return _report(plan, binding, read, written, padded, proved - start, time.perf_counter() - proved)
+                advance(_num_bytes(binding, step))
+        return read, written
 
     def prove(self, checkpoint: Checkpoint) -> tuple[Plan, Binding]:
         """Return the proved plan and its binding to the model; raises MapperError, and writes nothing."""
@@ -93,11 +116,18 @@ class Loader:
         return UpdateSession(self.program, self.model)
 
 
-def _in_file_order(plan: Plan) -> list[Step]:
-    """Return the steps to all targets but the tied ones, in the order in which their bytes lie in the files."""
+def _divided(plan: Plan, binding: Binding) -> tuple[list[ByteRange], list[Step]]:
+    """Return the copies that are runs of bytes, and all others in the order in which their bytes lie in the files."""
+    ranges: list[ByteRange] = []
+    steps: list[Step] = []
+    for local in plan.families:
+        runs = byte_ranges(local) if all(takes_bytes(binding.tensors[name]) for name in target_names(local)) else None
+        if runs is None:
+            steps += iter_steps(local)
+        else:
+            ranges += runs
     tensors = plan.tensors
-    steps = [step for local in plan.families for step in iter_steps(local)]
-    return sorted(steps, key=lambda step: (tensors[step.source].file, tensors[step.source].start, step.source_box))
+    return ranges, sorted(steps, key=lambda step: (tensors[step.source].file, tensors[step.source].start, step.source_box))
 
 
 def _read(files: CheckpointFiles, plan: Plan, step: Step) -> torch.Tensor:

@@ -54,8 +54,8 @@ MESSAGES: dict[str, Message] = {
         "Cut the last dim at even places, or another dim.",
     ),
     "M654": Message(
-        "{path!r} cannot be mapped into memory: {reason}",
-        "The system refused to open the file, or to map it.",
+        "{path!r} cannot be read: {reason}",
+        "The system refused to open the file, to map it into memory, or to read all of it.",
         "Check permissions and the limit on address space (`ulimit -v`, vm.overcommit_memory).",
     ),
 }

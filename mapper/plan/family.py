@@ -120,6 +120,16 @@ class SourceFamily:
     def num_sources(self) -> int:
         return prod(len(self.domains[index]) for index in self.template.indices)
 
+    @property
+    def strides(self) -> dict[str, dict[IndexValue, int]]:
+        """Per index, how far each of its values lies along the list of all names; the last index runs fastest."""
+        strides: dict[str, dict[IndexValue, int]] = {}
+        stride = 1
+        for index in reversed(self.template.indices):
+            strides[index] = {value: number * stride for number, value in enumerate(self.domains[index])}
+            stride *= len(self.domains[index])
+        return strides
+
 
 @dataclass(frozen=True, slots=True)
 class Conversion:

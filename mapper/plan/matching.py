@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import product
 
@@ -29,7 +29,8 @@ class MatchedFamily:
 
     `absent` holds the targets (as values of the target's indices) whose optional sources are not there, `incomplete`
     those that lack a required source. `headers` is one header per distinct (dtype, shape) of the targets' sources, by
-    target; a single entry under `()` serves all targets.
+    target; a single entry under `()` serves all targets. `found` has, per source, the header of each of its names in the
+    order of `source_names`.
     """
 
     family: Family
@@ -37,6 +38,7 @@ class MatchedFamily:
     absent: frozenset[Combination]
     incomplete: frozenset[Combination]
     headers: Mapping[Combination, TensorHeader]
+    found: tuple[list[TensorHeader | None], ...] = field(default=(), repr=False)
 
     def header(self, combination: Combination) -> TensorHeader | None:
         """Return a header that has the target's dtype and, where no dims are stated, its shape."""
@@ -176,7 +178,7 @@ def _match_family(
                 refused.add(name)
                 wrong.append(_wrong_dtype(family, name, allowed, header))
     headers_by_target = _headers(family, alternative, found, kinds, names, refused, wrong)
-    return MatchedFamily(family, alternative, absent, incomplete, headers_by_target)
+    return MatchedFamily(family, alternative, absent, incomplete, headers_by_target, tuple(found))
 
 
 def _missing_targets(

@@ -112,9 +112,12 @@ class Plan:
 
     @property
     def num_loaded(self) -> int:
-        """How many source tensors this rank reads."""
-        steps = [step for local in self.families for step in iter_steps(local)]
-        return len({step.source for step in steps} | {step.scale for step in steps if step.scale is not None})
+        """How many source tensors this rank reads; one that two rules read counts once."""
+        read: set[int] = set()
+        for local in self.families:
+            for headers in read_headers(local):
+                read.update(map(id, headers))
+        return len(read - {id(None)})
 
     @property
     def num_bytes(self) -> int:
@@ -159,10 +162,29 @@ def iter_steps(local: LocalFamily) -> Iterator[Step]:
                         yield Step(name, source_box, target, target_box, reading, scale_name)
 
 
+def read_headers(local: LocalFamily) -> Iterator[Iterable[TensorHeader | None]]:
+    """Yield, per source of a family, the headers of the tensors that this rank reads; None stands for one that is absent."""
+    matched, values = local.matched, local.values
+    for source, boxes, found in zip(matched.sources, local.pieces, matched.found, strict=True):
+        read = boxes if source.scale_of is None else local.pieces[source.scale_of]
+        if local.shape is not None and not read:
+            continue
+        choices = {index: values[index] for index in source.template.indices}
+        if choices == source.domains:
+            yield found
+        else:
+            strides = source.strides
+            yield (
+                found[sum(each)] for each in product(*([strides[i][value] for value in held] for i, held in choices.items()))
+            )
+
+
 def target_names(local: LocalFamily) -> list[str]:
     """Return the names of the targets held here, in the order of `combinations`."""
     template = local.matched.family.target
-    return [instantiate(template, [[value] for value in each])[0] for each in local.combinations]
+    if local.matched.absent:
+        return [instantiate(template, [[value] for value in each])[0] for each in local.combinations]
+    return instantiate(template, [list(local.values[index]) for index in template.indices])
 
 
 def _slots_by_name(

@@ -124,26 +124,38 @@ class CheckpointFiles:
             return found
 
 
-def _mapped(path: str, stamp: FileStamp) -> torch.Tensor:
-    """Return the bytes of the file as a vector; raise MapperError where it is not what `stamp` says."""
+def opened(path: str, stamp: FileStamp) -> int:
+    """Return a descriptor of the file, open for reading; raise MapperError where it is not what `stamp` says."""
     try:
-        with open(path, "rb") as stream:
-            status = os.fstat(stream.fileno())
-            found = FileStamp(status.st_size, status.st_mtime_ns)
-            if found != stamp:
-                raise MapperError([_changed(path, expected=_told(stamp), found=_told(found))])
-            memory = mmap.mmap(
-                stream.fileno(),
-                stamp.size,
-                flags=mmap.MAP_PRIVATE | _MAP_NORESERVE,
-                prot=mmap.PROT_READ | mmap.PROT_WRITE,
-            )
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        status = os.fstat(descriptor)
     except FileNotFoundError as error:
         raise MapperError([_changed(path, expected=_told(stamp), found="no such file")]) from error
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise MapperError([finding("M654", subject=path, path=path, reason=reason)]) from error
+        raise _unreadable(path, error) from error
+    found = FileStamp(status.st_size, status.st_mtime_ns)
+    if found != stamp:
+        os.close(descriptor)
+        raise MapperError([_changed(path, expected=_told(stamp), found=_told(found))])
+    return descriptor
+
+
+def _mapped(path: str, stamp: FileStamp) -> torch.Tensor:
+    """Return the bytes of the file as a vector; raise MapperError where it is not what `stamp` says."""
+    descriptor = opened(path, stamp)
+    try:
+        memory = mmap.mmap(
+            descriptor, stamp.size, flags=mmap.MAP_PRIVATE | _MAP_NORESERVE, prot=mmap.PROT_READ | mmap.PROT_WRITE
+        )
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    finally:
+        os.close(descriptor)
     return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def _unreadable(path: str, error: OSError) -> MapperError:
+    return MapperError([finding("M654", subject=path, path=path, reason=error.strerror or str(error))])
 
 
 def _changed(path: str, *, expected: str, found: str) -> Diagnostic:
