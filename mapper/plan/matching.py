@@ -40,6 +40,11 @@ class MatchedFamily:
     headers: Mapping[Combination, TensorHeader]
     found: tuple[list[TensorHeader | None], ...] = field(default=(), repr=False)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether every source of every target is there."""
+        return not self.absent and not self.incomplete
+
     def header(self, combination: Combination) -> TensorHeader | None:
         """Return a header that has the target's dtype and, where no dims are stated, its shape."""
         return self.headers.get(()) or self.headers.get(combination)

@@ -113,11 +113,11 @@ class Plan:
     @property
     def num_loaded(self) -> int:
         """How many source tensors this rank reads; one that two rules read counts once."""
-        read: set[int] = set()
+        read: set[str] = set()
         for local in self.families:
-            for headers in read_headers(local):
-                read.update(map(id, headers))
-        return len(read - {id(None)})
+            for names in source_names_read(local):
+                read.update(names)
+        return len(read if all(each.is_whole for each in self.matching.families) else read & self.tensors.keys())
 
     @property
     def num_bytes(self) -> int:
@@ -162,21 +162,12 @@ def iter_steps(local: LocalFamily) -> Iterator[Step]:
                         yield Step(name, source_box, target, target_box, reading, scale_name)
 
 
-def read_headers(local: LocalFamily) -> Iterator[Iterable[TensorHeader | None]]:
-    """Yield, per source of a family, the headers of the tensors that this rank reads; None stands for one that is absent."""
-    matched, values = local.matched, local.values
-    for source, boxes, found in zip(matched.sources, local.pieces, matched.found, strict=True):
+def source_names_read(local: LocalFamily) -> Iterator[list[str]]:
+    """Yield, per source of a family, the names that this rank reads, those that an optional target lacks included."""
+    for source, boxes in zip(local.matched.sources, local.pieces, strict=True):
         read = boxes if source.scale_of is None else local.pieces[source.scale_of]
-        if local.shape is not None and not read:
-            continue
-        choices = {index: values[index] for index in source.template.indices}
-        if choices == source.domains:
-            yield found
-        else:
-            strides = source.strides
-            yield (
-                found[sum(each)] for each in product(*([strides[i][value] for value in held] for i, held in choices.items()))
-            )
+        if local.shape is None or read:
+            yield instantiate(source.template, [list(local.values[index]) for index in source.template.indices])
 
 
 def target_names(local: LocalFamily) -> list[str]:
