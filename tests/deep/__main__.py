@@ -63,7 +63,7 @@ def main() -> int:
     complaints = mutate(chosen, jobs=arguments.jobs, every=arguments.every)
     if not arguments.patterns and arguments.every == 1 and (arguments.all or evidence.are_guarantees_stale()):
         complaints += check_guarantees(arguments.jobs)
-    print("\n".join(complaints or ["passed"]))
+    print(f"{len(complaints)} complaints, each above" if complaints else "passed")
     return 1 if complaints else 0
 
 
@@ -87,7 +87,9 @@ def mutate(paths: Iterable[str], *, jobs: int, every: int) -> list[str]:
             result = Result(len(codes), num_out_of_time, survived, time.monotonic() - began)
             print(f"{path}: {_spell(result)}", flush=True)
             is_whole = every == 1
-            complaints += faults(path, result, is_whole=is_whole)
+            found = faults(path, result, is_whole=is_whole)
+            print(*found, sep="\n", flush=True)
+            complaints += found
             if is_whole and digest_of(path) == valid_for[path]:
                 evidence.note_module(path, {"valid_for": valid_for[path], **result.counts, **_circumstances(began)})
             elif is_whole:
@@ -118,10 +120,13 @@ def check_guarantees(jobs: int) -> list[str]:
     lines = done.stdout.strip().splitlines()
     said = lines[-1].strip("= ") if lines else ""
     found = {"valid_for": valid_for, "profile": "deep", "exit_code": done.returncode, "said": said, **_circumstances(began)}
-    if valid_for != digest_of_guarantees():
-        return ["the engine, a spec or a test changed while the guarantees were checked"]
-    evidence.note_guarantees(found)
-    return [f"the guarantees do not hold: {done.stdout}"] if done.returncode else []
+    complaints = [f"the guarantees do not hold:\n{done.stdout}"] if done.returncode else []
+    if valid_for == digest_of_guarantees():
+        evidence.note_guarantees(found)
+    else:
+        complaints.append("the engine, a spec or a test changed while the guarantees were checked")
+    print(*complaints, sep="\n", flush=True)
+    return complaints
 
 
 def _circumstances(began: float) -> dict[str, object]:
