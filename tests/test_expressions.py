@@ -4,6 +4,7 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -304,3 +305,33 @@ def test_evaluation_touches_no_attribute_and_calls_nothing_of_the_values() -> No
     for text in ("__import__('os')", "eval('1')", "trap(1)"):
         with pytest.raises(ExpressionError, match=r"^'\w+' is not known$"):
             parse(text).evaluate(Traps())
+
+
+def test_words_stand_for_themselves() -> None:
+    """The dtypes that torch and safetensors share, and the stages of a pipeline."""
+    floats = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"]
+    integers = ["int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool"]
+    words = [*floats, *integers, "first", "last", "both", "all"]
+    assert sorted(WORDS) == sorted(words)
+    assert [value_of(word) for word in words] == words
+
+
+def test_an_expression_is_its_text() -> None:
+    parsed = parse("doubled(a)")
+    assert repr(parsed) == "Expression(text='doubled(a)', names=frozenset({'a'}), calls=frozenset({'doubled'}))"
+    assert parsed == replace(parsed, names=frozenset(), calls=frozenset())
+    assert parsed != parse("doubled(b)")
+
+
+def test_a_comparison_keeps_what_its_test_gives() -> None:
+    class Answer:
+        def __lt__(self, other: object) -> list[int]:
+            return [1]
+
+    class Answers(Unknown):
+        def value(self, name: str) -> object:
+            return Answer()
+
+    assert parse("x < 1").evaluate(Answers()) == [1]
+    with pytest.raises(ExpressionError, match="'count' takes 2 arguments, found 3"):
+        parse("count(sizes, 1, 2)")

@@ -1,6 +1,8 @@
+import re
+
 import pytest
 
-from mapper.expressions import MAX_LENGTH, ExpressionError, parse
+from mapper.expressions import MAX_LENGTH, MAX_NUMBER, ExpressionError, parse
 from tests.test_expressions import Unknown, value_of
 
 
@@ -92,3 +94,30 @@ def test_texts_and_lists_do_not_grow_without_end() -> None:
     for name in ("text", "numbers"):
         with pytest.raises(ExpressionError, match=r"fails: the result of '\+' is longer than 65536$"):
             parse(f"{name} + {name}").evaluate(Long())
+
+
+def test_the_largest_results_are_results() -> None:
+    assert value_of(f"{MAX_NUMBER - 1} + 1") == MAX_NUMBER == 2**63
+    with pytest.raises(ExpressionError, match="beyond 2"):
+        value_of(f"{MAX_NUMBER} + 1")
+    half = "x" * (MAX_LENGTH // 2)
+    assert len(str(value_of(f"'{half}' + '{half}'"))) == MAX_LENGTH
+    with pytest.raises(ExpressionError, match=f"longer than {MAX_LENGTH}"):
+        value_of(f"'{half}x' + '{half}'")
+
+
+@pytest.mark.parametrize("sign", ["+", "-", "*", "//", "%"])
+def test_an_operator_that_meets_no_numbers_is_named(sign: str) -> None:
+    with pytest.raises(ExpressionError, match=re.escape(f"{sign!r} is for numbers, found 1 and None")):
+        value_of(f"1 {sign} null")
+
+
+def test_a_comparison_that_is_not_of_the_language_is_refused() -> None:
+    with pytest.raises(ExpressionError, match="is not an expression"):
+        parse("1 <> 2")
+
+
+def test_a_column_on_a_later_line_counts_from_the_start_of_the_text() -> None:
+    with pytest.raises(ExpressionError) as raised:
+        parse("[a,\n  b,\n  c d]")
+    assert raised.value.column == len("[a,\n  b,\n  c ")
