@@ -21,6 +21,7 @@ COMMANDS: dict[str, str] = {
     "plan": "what one rank does: sources, targets, slices and bytes",
     "explain": "one source name, target name or message code: which rule, which ranks, which slice, why, why not",
     "load": "load a checkpoint into a model and report",
+    "bench": "how fast mapper is beside the loaders that are installed, in one run",
 }
 
 __all__ = ["COMMANDS", "FINDINGS", "FINE", "INTERNAL", "USAGE", "main"]

@@ -78,6 +78,16 @@ MESSAGES: dict[str, Message] = {
         "No rule, skip or keep names it for this config.",
         "Compare it with the nearest rules that `mapper explain` prints; then correct the name, or add a rule or a skip.",
     ),
+    "M920": Message(
+        "there is no row {name!r} to measure: {known}",
+        "`mapper bench` measures rows by name, all of them by default.",
+        "Take one of the names.",
+    ),
+    "M921": Message(
+        "{text!r} does not name an interpreter",
+        "A loader that is installed elsewhere is measured with the Python of that environment.",
+        "Write NAME=PATH, such as vllm=/opt/vllm/bin/python.",
+    ),
     "M990": Message(
         "internal error: {error}",
         "This is a bug in mapper, not in what it was given.",
