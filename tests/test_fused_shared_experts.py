@@ -1,4 +1,4 @@
-"""Shared experts fused into the routed ones: every tensor of theirs lands in the slots behind, in the target model and its draft.
+"""Shared experts fused into the routed ones: each tensor of theirs lands in the slots behind, in the target and in its draft.
 
 vLLM's loader of the draft once left them out: with fusion on, it looked for `mtp_block.mlp.shared_experts.down_proj` with its
 scale, which such a model does not have, and stopped with a KeyError.
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 from math import gcd
-from pathlib import Path
 
 import pytest
 import torch
@@ -61,7 +60,8 @@ def programs(config: Config, runtime: str) -> Iterator[Program]:
         try:
             program = compile(spec, config=config, runtime=runtime, layout=layout, options={"fuse_shared_experts": True})
         except MapperError as error:
-            assert {each.code for each in error.diagnostics} <= ILLEGAL
+            if not {each.code for each in error.diagnostics} <= ILLEGAL:
+                raise
         else:
             yield from map(program.at_rank, range(layout.num_ranks))
 
@@ -121,8 +121,8 @@ def test_the_routed_slots_are_those_of_the_model_without_fusion(runtime: str, wr
     num_shared, checkpoint = written
     config = family(num_shared).config
     for fused in programs(config, runtime):
-        if fused.rank != fused.layout.num_ranks - 1:
-            continue  # the last rank of each layout is enough, and has a slice of everything
+        if fused.rank != fused.layout.num_ranks - 1 or fused.layout not in map(Layout.parse, MORE):
+            continue  # the last rank has a slice of everything
         plain = compile(load_spec("deepseek_v2"), config=config, runtime=runtime, layout=fused.layout, rank=fused.rank)
         loaded = [prefilled(program.plan(checkpoint)) for program in (fused, plain)]
         for program, targets in zip((fused, plain), loaded, strict=True):
