@@ -391,6 +391,19 @@ MESSAGES = {
           hint: did you mean 'mega'?
         """,
     ),
+    "M225": (
+        """
+        runtimes:
+          r:
+            versions: {vllm: '>=0.32 <0.34', torch: '>=2.6'}
+            rules: [{target: a}]
+        """,
+        """
+        x.yaml:11:22: M225 the versions of 'vllm' are '>=0.32 <0.34', which is no PEP 440 specifier
+          11 |     versions: {vllm: '>=0.32 <0.34', torch: '>=2.6'}
+             |                      ^
+        """,
+    ),
     "M224": (
         in_runtime("{target: 'a.{expert}', source: 'b.{expert}', stack: expert}"),
         """

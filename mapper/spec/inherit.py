@@ -15,7 +15,7 @@ from mapper.yaml_source import Entry, Mapping, Node, Scalar, Sequence
 # Sections in which a child's list follows its parent's.
 _LISTS = frozenset({"rules", "skip", "keep", "requires", "finalize"})
 # Sections that map names to definitions.
-_NAMED = frozenset({"options", "let", "index", "formats"})
+_NAMED = frozenset({"options", "let", "index", "formats", "versions"})
 _NOT_INHERITED = frozenset({"cases", "status", "id", "extends"})
 
 

@@ -285,8 +285,19 @@ class Finalize:
 
 
 @dataclass(frozen=True, slots=True)
+class Versions:
+    """The versions of one package that a runtime is for, as a PEP 440 specifier such as `>=0.32,<0.34`."""
+
+    specifier: str
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
 class Runtime:
+    """How one engine lays a checkpoint out. `versions` are those of the engine's packages, by package."""
+
     name: str
+    versions: Mapping[str, Versions]
     mesh: Mesh
     requires: tuple[Requirement, ...]
     let: Mapping[str, Let]
