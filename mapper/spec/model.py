@@ -263,6 +263,18 @@ class Requirement:
 
 
 @dataclass(frozen=True, slots=True)
+class Count:
+    """Sources for each value of the index: as many values as the config key says, unless the option overrules it."""
+
+    index: str
+    source: Pattern
+    config: str
+    option: str
+    why: str
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
 class Mesh:
     """A preset, with axes added to it: each a size that is 1 or a product of base axes."""
 
@@ -300,6 +312,7 @@ class Runtime:
     versions: Mapping[str, Versions]
     mesh: Mesh
     requires: tuple[Requirement, ...]
+    counts: tuple[Count, ...]
     let: Mapping[str, Let]
     index: Mapping[str, Index]
     formats: Mapping[str, Format]
