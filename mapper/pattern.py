@@ -281,14 +281,14 @@ def instantiate(template: Template, values: list[list[IndexValue]]) -> list[str]
     if not template.indices:
         return [".".join(next(iter(spelling.values())) for spelling in spellings)]
     last = template.indices[-1]
-    first_use = next(position for position, segment in enumerate(template.segments) if last in _indices(segment))
+    first_use = next(position for position, segment in enumerate(template.segments) if last in segment_indices(segment))
     outer, inner = template.indices[:-1], values[-1]
     names: list[str] = []
     tails: list[str] | None = None
     for combination in product(*values[:-1]):
         fixed = dict(zip(outer, combination, strict=True))
         head = "".join(f"{_text(spellings[s], template.segments[s], fixed)}." for s in range(first_use))
-        simple = all(set(_indices(segment)) <= {last} for segment in template.segments[first_use:])
+        simple = all(set(segment_indices(segment)) <= {last} for segment in template.segments[first_use:])
         if tails is None or not simple:
             tails = [_tail(spellings, template.segments, first_use, {**fixed, last: value}) for value in inner]
         names += [head + tail for tail in tails]
@@ -300,7 +300,7 @@ def _tail(spellings: list[dict[tuple[IndexValue, ...], str]], segments: Segments
 
 
 def _text(spelling: dict[tuple[IndexValue, ...], str], segment: Segment | Wildcard, fixed: Bindings) -> str:
-    return spelling[tuple(fixed[index] for index in _indices(segment))]
+    return spelling[tuple(fixed[index] for index in segment_indices(segment))]
 
 
 def _spelling(segment: Segment | Wildcard) -> dict[tuple[IndexValue, ...], str]:
@@ -308,7 +308,8 @@ def _spelling(segment: Segment | Wildcard) -> dict[tuple[IndexValue, ...], str]:
     return {values: text for text, values in segment.texts.items()}
 
 
-def _indices(segment: Segment | Wildcard) -> tuple[str, ...]:
+def segment_indices(segment: Segment | Wildcard) -> tuple[str, ...]:
+    """Return the indices that a segment's text depends on."""
     return () if isinstance(segment, str) else segment.indices
 
 
@@ -379,8 +380,8 @@ def _shared_texts(a: Segments, b: Segments, bound_a: Bindings, bound_b: Bindings
 
 
 def _repeats(segments: Segments, bound: Bindings) -> bool:
-    used = _indices(segments[0])
-    return any(index in bound or any(index in _indices(later) for later in segments[1:]) for index in used)
+    used = segment_indices(segments[0])
+    return any(index in bound or any(index in segment_indices(later) for later in segments[1:]) for index in used)
 
 
 def _readings(segments: Segments, bound: Bindings) -> Iterator[tuple[str, Bindings]]:

@@ -10,10 +10,14 @@ import torch
 from mapper.checkpoint import Checkpoint
 from mapper.compiler import Program, compile
 from mapper.diagnostics import MapperError
+from mapper.layout import Layout
 from mapper.load import Loader
 from mapper.plan.local import Scaling
+from mapper.spec import load_spec
+from mapper.testing.reference import reference_load
 from mapper.transfer.dequantize import FP4_VALUES, dequantize
-from tests.loads import Tensors, spec_of, write
+from tests.loads import Tensors, all_raw, prefilled, spec_of, write
+from tests.oracle.families import FAMILIES, family_tensors, write_family
 
 SPEC = """
 formats:
@@ -155,8 +159,9 @@ def test_size_that_is_none_is_named_with_its_expression(tmp_path: Path) -> None:
         program(tmp_path, "bad")
 
 
-def test_packed_codes_are_two_values_low_bits_first() -> None:
-    codes = torch.tensor([[0x10, 0x32], [0xFE, 0x9A]], dtype=torch.uint8)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
+def test_packed_codes_are_two_values_low_bits_first(dtype: torch.dtype) -> None:
+    codes = torch.tensor([[0x10, 0x32], [0xFE, 0x9A]], dtype=torch.uint8).view(dtype)
     scales = torch.tensor([[128], [126]], dtype=torch.uint8)
     from mapper.plan.family import DiskLayout
 
@@ -164,3 +169,24 @@ def test_packed_codes_are_two_values_low_bits_first() -> None:
     found = dequantize(codes, ((0, 2), (0, 2)), scales, scaling)
     by_hand = [[FP4_VALUES[0], FP4_VALUES[1], FP4_VALUES[2], FP4_VALUES[3]], [FP4_VALUES[each] for each in (14, 15, 10, 9)]]
     assert torch.equal(found, torch.tensor(by_hand) * torch.tensor([[2.0], [0.5]]))
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3_fp8", "deepseek_v4_fp4"])
+def test_dequantised_models_equal_the_reference_loader(family: str, tmp_path: Path) -> None:
+    folder = write_family(family, tmp_path / family)
+    config = FAMILIES[family].config
+    spec = load_spec(config["architectures"][0])
+    program = compile(spec, config=config, runtime="transformers", options={"dequantize": True})
+    checkpoint = Checkpoint.open(folder)
+    targets = prefilled(program.plan(checkpoint))
+    Loader(program, targets).load(checkpoint)
+    expected = reference_load(
+        spec,
+        config=config,
+        runtime="transformers",
+        layout=Layout(),
+        rank=0,
+        tensors=family_tensors(family),
+        options={"dequantize": True},
+    )
+    assert all_raw(targets) == all_raw(expected.targets)

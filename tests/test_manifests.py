@@ -14,6 +14,8 @@ from mapper.spec import load_spec
 from mapper.spec.bundled import bundled_ids
 
 CHECKPOINTS = Path(__file__).with_name("data") / "checkpoints"
+# 256 ranks, on which 64 experts are held twice.
+WIDE = "tp=8,pp=4,dp=8,ep=64,redundant_experts=64"
 NEXTN = "model.layers.{nextn}.**"
 V3_DRAFT = {"model.norm.weight": 1, "lm_head.weight": 1, "others of model.embed_tokens.weight": 1}
 V4_DRAFT = {"hc_head_{term}": 3, "norm.weight": 1}
@@ -22,22 +24,31 @@ V4_DRAFT = {"hc_head_{term}": 3, "norm.weight": 1}
 EXPECTED: dict[tuple[str, str, str], tuple[int, dict[str, int], int]] = {
     ("DeepSeek-V2-Lite-Chat", "vllm", "tp=1"): (5291, {}, 324),
     ("DeepSeek-V2-Lite-Chat", "vllm", "tp=4,pp=2,dp=2,ep=8"): (5291, {}, 2592),
+    ("DeepSeek-V2-Lite-Chat", "vllm", WIDE): (5291, {}, 20736),
     ("DeepSeek-V2-Lite-Chat", "transformers", "tp=1"): (5291, {}, 351),
     ("DeepSeek-V3", "vllm", "tp=1"): (91991, {NEXTN: 1564}, 1327),
     ("DeepSeek-V3", "vllm", "tp=8,pp=2,dp=2,ep=16"): (91991, {NEXTN: 1564}, 21232),
     ("DeepSeek-V3", "vllm-mtp", "tp=8,pp=2,dp=2,ep=16"): (91991, {"model.layers.{base}.**": 90424, **V3_DRAFT}, 448),
+    ("DeepSeek-V3", "vllm", WIDE): (91991, {NEXTN: 1564}, 84928),
+    ("DeepSeek-V3", "vllm-mtp", WIDE): (91991, {"model.layers.{base}.**": 90424, **V3_DRAFT}, 1792),
     ("DeepSeek-V3", "transformers", "tp=1"): (91991, {NEXTN: 1564}, 1571),
     ("DeepSeek-V3.2", "vllm", "tp=1"): (92425, {NEXTN: 1571}, 1632),
     ("DeepSeek-V3.2", "vllm", "tp=8,pp=2,dp=2,ep=16"): (92425, {NEXTN: 1571}, 26112),
     ("DeepSeek-V3.2", "vllm-mtp", "tp=8,pp=2,dp=2,ep=16"): (92425, {"model.layers.{base}.**": 90851, **V3_DRAFT}, 528),
+    ("DeepSeek-V3.2", "vllm", WIDE): (92425, {NEXTN: 1571}, 104448),
+    ("DeepSeek-V3.2", "vllm-mtp", WIDE): (92425, {"model.layers.{base}.**": 90851, **V3_DRAFT}, 2112),
     ("DeepSeek-V3.2", "transformers", "tp=1"): (92425, {NEXTN: 1571}, 1998),
     ("DeepSeek-V4-Flash", "vllm", "tp=1"): (69187, {"mtp.**": 1575}, 1502),
     ("DeepSeek-V4-Flash", "vllm", "tp=8,pp=2,ep=8"): (69187, {"mtp.**": 1575}, 12040),
     ("DeepSeek-V4-Flash", "vllm-mtp", "tp=8,pp=2,ep=8"): (69187, {"layers.{base}.**": 67606, **V4_DRAFT}, 328),
+    ("DeepSeek-V4-Flash", "vllm", WIDE): (69187, {"mtp.**": 1575}, 96704),
+    ("DeepSeek-V4-Flash", "vllm-mtp", WIDE): (69187, {"layers.{base}.**": 67606, **V4_DRAFT}, 2624),
     ("DeepSeek-V4-Flash", "transformers", "tp=1"): (69187, {"mtp.**": 1575}, 1736),
     ("DeepSeek-V4-Pro", "vllm", "tp=1"): (145116, {"mtp.**": 2343}, 2138),
     ("DeepSeek-V4-Pro", "vllm", "tp=8,pp=2,ep=8"): (145116, {"mtp.**": 2343}, 17128),
     ("DeepSeek-V4-Pro", "vllm-mtp", "tp=8,pp=2,ep=8"): (145116, {"layers.{base}.**": 142767, **V4_DRAFT}, 328),
+    ("DeepSeek-V4-Pro", "vllm", WIDE): (145116, {"mtp.**": 2343}, 137408),
+    ("DeepSeek-V4-Pro", "vllm-mtp", WIDE): (145116, {"layers.{base}.**": 142767, **V4_DRAFT}, 2624),
     ("DeepSeek-V4-Pro", "transformers", "tp=1"): (145116, {"mtp.**": 2343}, 2473),
     ("Llama-3.1-8B-Instruct", "vllm", "tp=1"): (291, {}, 195),
     ("Llama-3.1-8B-Instruct", "vllm", "tp=16,pp=2"): (291, {}, 3120),

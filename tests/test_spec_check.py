@@ -391,6 +391,47 @@ MESSAGES = {
           hint: did you mean 'mega'?
         """,
     ),
+    "M226": (
+        """
+        options: {extra: {default: 1}}
+        runtimes:
+          r:
+            counts:
+              - {index: layer, source: 'a.{layer}.{expert}', config: sizes, option: extr, why: w}
+              - {index: laye, source: 'a.**', config: size, why: w}
+            rules: [{target: a}]
+        """,
+        """
+        x.yaml:13:9: M226 the count of 'layer' names 'a.{layer}.{expert}', which does not have that index and no other
+          13 |       - {index: layer, source: 'a.{layer}.{expert}', config: sizes, option: extr, why: w}
+             |         ^
+        x.yaml:13:9: M201 unknown name 'sizes'
+          13 |       - {index: layer, source: 'a.{layer}.{expert}', config: sizes, option: extr, why: w}
+             |         ^
+          hint: did you mean 'size'?
+        x.yaml:13:9: M201 unknown name 'extr'
+          13 |       - {index: layer, source: 'a.{layer}.{expert}', config: sizes, option: extr, why: w}
+             |         ^
+          hint: did you mean 'extra'?
+        x.yaml:14:9: M207 unknown index 'laye'
+          14 |       - {index: laye, source: 'a.**', config: size, why: w}
+             |         ^
+          hint: did you mean 'layer'?
+        """,
+    ),
+    "M225": (
+        """
+        runtimes:
+          r:
+            versions: {vllm: '>=0.32 <0.34', torch: '>=2.6'}
+            rules: [{target: a}]
+        """,
+        """
+        x.yaml:11:22: M225 the versions of 'vllm' are '>=0.32 <0.34', which is no PEP 440 specifier
+          11 |     versions: {vllm: '>=0.32 <0.34', torch: '>=2.6'}
+             |                      ^
+        """,
+    ),
     "M224": (
         in_runtime("{target: 'a.{expert}', source: 'b.{expert}', stack: expert}"),
         """

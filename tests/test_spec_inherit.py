@@ -30,6 +30,7 @@ blocks:
 runtimes:
   r:
     mesh: vllm
+    versions: {engine: '>=1', other: '>=1'}
     requires: [{that: a, why: w, id: q}]
     skip: [{source: s0, why: w, id: s0}, {source: s1, why: w}]
     keep: [{target: k0, why: w}]
@@ -103,6 +104,7 @@ def test_lists_append(tmp_path):
             skip: [{source: s2, why: w}]
             keep: [{target: k1, why: w}]
             requires: [{that: b, why: w}]
+            versions: {engine: '>=2'}
           s: {}
         cases: [{config: d, runtime: r, skips: [s2]}]
         """,
@@ -114,6 +116,7 @@ def test_lists_append(tmp_path):
     assert [str(each.pattern) for each in runtime.skip] == ["s0", "s1", "s2"]
     assert [str(each.pattern) for each in runtime.keep] == ["k0", "k1"]
     assert [each.that.text for each in runtime.requires] == ["a", "b"]
+    assert {package: each.specifier for package, each in runtime.versions.items()} == {"engine": ">=2", "other": ">=1"}
     assert runtime.mesh.like == "vllm"
     assert list(spec.runtimes) == ["r", "s"]
     assert [case.config for case in spec.cases] == ["d"]

@@ -12,12 +12,14 @@ from mapper import __version__
 from mapper.checkpoint import Checkpoint, TensorHeader
 from mapper.checkpoint.collector import collector_paused
 from mapper.compiler.conflicts import conflicts, skip_conflicts
+from mapper.compiler.counts import CountRule, count_rules, rerooted_counts, with_counts
 from mapper.compiler.expand import flatten
 from mapper.compiler.families import Context, bound, families_of
 from mapper.compiler.mesh import mesh_of
 from mapper.compiler.names import Names, config_values, quantization_facts
+from mapper.compiler.ranges import counted, range_of
 from mapper.compiler.resolve import Resolution, Resolver
-from mapper.compiler.sizes import Formats, require_size
+from mapper.compiler.sizes import Formats
 from mapper.compiler.unsupported import runtime_findings
 from mapper.diagnostics import Diagnostic, MapperError, finding
 from mapper.expressions import Value
@@ -28,7 +30,7 @@ from mapper.plan.family import Family, SkipRule
 from mapper.plan.matching import Matching, match
 from mapper.plan.plan import Plan, assemble
 from mapper.plan.share import Share
-from mapper.spec.model import Format, Index, Keep, Let, Runtime, Skip, Spec
+from mapper.spec.model import Format, Keep, Let, Runtime, Skip, Spec
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class Program:
     families: tuple[Family, ...]
     skips: tuple[SkipRule, ...]
     keeps: tuple[SkipRule, ...]
+    counts: tuple[CountRule, ...]
     names: Names = field(repr=False, compare=False)
     whole: Mapping[str, tuple[IndexValue, ...]] = field(default_factory=dict)
     root: str = field(default="")
@@ -91,7 +94,8 @@ class Program:
     def match(self, checkpoint: Checkpoint) -> Matching:
         """Return how the checkpoint's tensors are accounted for; the same on every rank."""
         with collector_paused():
-            return match(self.families, self.skips, checkpoint.tensors)
+            matching = match(self.families, self.skips, checkpoint.tensors)
+            return with_counts(matching, self.counts, checkpoint.tensors)
 
     def plan(self, checkpoint: Checkpoint) -> Plan:
         """Return this rank's plan for a checkpoint; raises MapperError with every finding."""
@@ -144,6 +148,7 @@ class Program:
             families=tuple(replace(family, number=number) for number, family in enumerate(families)),
             skips=_scoped_rules(self.skips, prefix),
             keeps=_scoped_rules(self.keeps, prefix),
+            counts=rerooted_counts(self.counts, lambda each: below(each, prefix)),
             root=f"{self.root}-{prefix}",
         )
 
@@ -154,6 +159,7 @@ class Program:
             families=tuple(_mounted_family(family, prefix) for family in self.families),
             skips=tuple(replace(rule, templates=tuple(under(each, prefix) for each in rule.templates)) for rule in self.skips),
             keeps=tuple(replace(rule, templates=tuple(under(each, prefix) for each in rule.templates)) for rule in self.keeps),
+            counts=rerooted_counts(self.counts, lambda each: [under(each, prefix)]),
             root=f"{self.root}+{prefix}",
         )
 
@@ -185,8 +191,8 @@ def compile(
     constants["redundant_experts"] = mesh.redundant_experts
     names = Names(constants, lets, indices)
     _check_requirements(section, names)
-    whole = {name: _range(index, names) for name, index in indices.items()}
-    domains = {name: _counted(index, whole[name], names) for name, index in indices.items()}
+    whole = {name: range_of(index, names) for name, index in indices.items()}
+    domains = {name: counted(index, whole[name], names) for name, index in indices.items()}
     placed = {name: index.axis for name, index in indices.items() if index.axis is not None}
     _raise([fault for name, axis in placed.items() if axis == "ep" for fault in placement_faults(len(domains[name]), mesh)])
     formats: dict[str, Format] = {**spec.formats, **section.formats}
@@ -195,7 +201,10 @@ def compile(
     skips = _named_rules(section.skip, names, domains)
     keeps = _named_rules(section.keep, names, domains)
     _raise(conflicts(families, skips, keeps))
-    return Program(spec, config, runtime, layout, rank, chosen, mesh, domains, placed, families, skips, keeps, names, whole)
+    counts = count_rules(section.counts, spec, chosen, indices, names)
+    return Program(
+        spec, config, runtime, layout, rank, chosen, mesh, domains, placed, families, skips, keeps, counts, names, whole
+    )
 
 
 def _raise(findings: list[Diagnostic]) -> None:
@@ -234,24 +243,6 @@ def _check_requirements(section: Runtime, names: Names) -> None:
             if not names.evaluate(each.that, {}, each.place)
         ]
     )
-
-
-def _range(index: Index, names: Names) -> tuple[IndexValue, ...]:
-    """Return the values of an index before `where` takes any out."""
-    if index.values is not None:
-        return index.values
-    assert index.count is not None
-    count = require_size(names.evaluate(index.count, {}, index.place), f"the count of {index.name!r}", index.place, least=0)
-    first = 0
-    if index.first is not None:
-        first = require_size(names.evaluate(index.first, {}, index.place), f"the first {index.name!r}", index.place, least=0)
-    return tuple(range(first, first + count))
-
-
-def _counted(index: Index, values: tuple[IndexValue, ...], names: Names) -> tuple[IndexValue, ...]:
-    if index.where is None:
-        return values
-    return tuple(value for value in values if names.evaluate(index.where, {index.name: value}, index.place))
 
 
 def _named_rules(

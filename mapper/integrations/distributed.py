@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch.distributed as dist
@@ -11,6 +12,7 @@ from mapper.compiler import Program
 from mapper.diagnostics import Diagnostic, MapperError, finding
 from mapper.load import Loader, LoadReport
 from mapper.transfer.bind import Model
+from mapper.transfer.versions import versions_of
 
 
 def load(program: Program, model: Model, checkpoint: Checkpoint, *, group: Any = None) -> LoadReport:
@@ -19,10 +21,10 @@ def load(program: Program, model: Model, checkpoint: Checkpoint, *, group: Any =
     `program` may be of any rank of its layout: the rank of the process in `group` is taken.
     """
     program = program.at_rank(dist.get_rank(group))
-    require_agreement(program, checkpoint, group=group)
+    require_agreement(program, checkpoint, versions=versions_of(program, model), group=group)
     findings: tuple[Diagnostic, ...] = ()
-    loader = Loader(program, model)
     try:
+        loader = Loader(program, model)
         loader.prove(checkpoint)
     except MapperError as error:
         findings = error.diagnostics
@@ -30,9 +32,15 @@ def load(program: Program, model: Model, checkpoint: Checkpoint, *, group: Any =
     return loader.load(checkpoint)
 
 
-def require_agreement(program: Program, checkpoint: Checkpoint, *, group: Any = None) -> None:
-    """Exchange digests of all inputs; raises MapperError M710 on every rank where any differs from rank 0."""
-    own = {**program.digests, "checkpoint": checkpoint.digest}
+def require_agreement(
+    program: Program, checkpoint: Checkpoint, *, versions: Mapping[str, str] | None = None, group: Any = None
+) -> None:
+    """Exchange digests of all inputs; raises MapperError M710 on every rank where any differs from rank 0.
+
+    `versions` are those of the engine's packages.
+    """
+    engine = ", ".join(f"{package} {version}" for package, version in sorted((versions or {}).items()))
+    own = {**program.digests, "checkpoint": checkpoint.digest, "version of the engine": engine}
     gathered = _gather(own, group)
     findings = [
         finding("M710", rank=rank, what=what, found=each[what], expected=gathered[0][what])

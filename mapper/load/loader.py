@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -25,6 +25,7 @@ from mapper.transfer.copy import copy_box, copy_twins, fill_padding, read_as, vi
 from mapper.transfer.dequantize import dequantize
 from mapper.transfer.files import CheckpointFiles
 from mapper.transfer.scatter import scatter, takes_bytes
+from mapper.transfer.versions import require_versions, versions_of
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all) while a load runs."""
@@ -34,9 +35,19 @@ class Loader:
     """Fills a model, or a mapping of names to tensors, as a program says.
 
     A module's parameters on meta get storage on `device` first. Nothing is written before the whole load is proved.
+    `versions` are those of the engine's packages that the model is of, by package; None finds those of a module whose class
+    comes from such a package. Raises MapperError M604 where the program's runtime is for others.
     """
 
-    def __init__(self, program: Program, model: Model, *, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        program: Program,
+        model: Model,
+        *,
+        device: torch.device | str = "cpu",
+        versions: Mapping[str, str] | None = None,
+    ) -> None:
+        require_versions(program, versions_of(program, model) if versions is None else versions)
         self.program = program
         self.model = model
         if isinstance(model, nn.Module):
@@ -92,7 +103,7 @@ class Loader:
     def prove(self, checkpoint: Checkpoint) -> tuple[Plan, Binding]:
         """Return the proved plan and its binding to the model; raises MapperError, and writes nothing."""
         plan = self.program.plan(checkpoint)
-        return plan, bind(plan, self.model)
+        return plan, bind(self.program, plan, self.model)
 
     def export(self, path: str | Path, *, base: Checkpoint, max_shard_bytes: int = MAX_SHARD_BYTES) -> ExportReport:
         """Write the model's parameters to the new folder `path` as the checkpoint they came from.
@@ -101,7 +112,7 @@ class Loader:
         folder exists: M703 where this rank does not hold everything (see `mapper.export.export` for all ranks at once).
         """
         plan = self.program.plan(base)
-        parameters = bind(plan, self.model).tensors
+        parameters = bind(self.program, plan, self.model).tensors
         return export(
             [(plan, parameters)],
             path,

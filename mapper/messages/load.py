@@ -18,6 +18,12 @@ MESSAGES: dict[str, Message] = {
         "A buffer that the module computes for itself is lost when the module is built on meta.",
         "Build only the parameters on meta (mapper.integrations.transformers.on_meta), or compute the buffer again first.",
     ),
+    "M604": Message(
+        "the runtime {runtime!r} of the spec {spec!r} is for {package} {specifier}, and the model is of {package} {found}",
+        "Another version of an engine may name, fuse, pad or order its parameters otherwise, and equal shapes do not show it.",
+        "Use a version of the engine that the runtime is for, or a newer spec. Where you know that nothing has changed, "
+        "say so in a spec that extends this one, under `versions` of the runtime.",
+    ),
     "M610": Message(
         "{name!r} was fed twice in one session",
         "A source that comes twice in one update leaves it open which value counts.",

@@ -43,6 +43,11 @@ MESSAGES: dict[str, Message] = {
         "A second reader does not make a tensor known: the rule that owns it is missing.",
         "Add the owning rule, or drop `reuse`.",
     ),
+    "M510": Message(
+        "{said} is {expected}, and the checkpoint has {found}",
+        "Where the config and the checkpoint disagree on how many layers, drafts or experts there are, one of them is wrong.",
+        "Correct the config, or use a checkpoint that has what it says; an option of the spec may say which to believe.",
+    ),
     "M520": Message(
         "{box} of {target} (shape {shape} on rank {rank}) is written by no source",
         "Coverage is decided by region: what is not written would stay random.",

@@ -120,6 +120,16 @@ MESSAGES: dict[str, Message] = {
         "Under `mesh` every other key is one more axis, so a misspelt key would pass as one.",
         "Correct the key, or choose another name for the axis.",
     ),
+    "M226": Message(
+        "the count of {index!r} names {source!r}, which does not have that index and no other",
+        "A count looks for tensors of each value of its index.",
+        "Name the tensors of one value, such as `mtp.{{draft}}.**`.",
+    ),
+    "M225": Message(
+        "the versions of {package!r} are {text!r}, which is no PEP 440 specifier",
+        "A runtime says which versions of its engine it describes, and the version found is compared with it.",
+        "Write comparisons joined by commas, in quotes: '>=0.32,<0.34'.",
+    ),
     "M224": Message(
         "the index {index!r} is stacked, and stands in the target too",
         "A stacked index becomes an axis or lies along a dim; it has no name of its own in the module.",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
 from mapper.checkpoint import Checkpoint
 from mapper.compiler import Program
+from mapper.compiler.options import with_options
 from mapper.diagnostics import Diagnostic, as_objects, finding, render_findings
 from mapper.plan.matching import Matching
 from mapper.plan.plan import Plan, target_names
@@ -119,13 +120,19 @@ def check(
     covers_all = sorted(chosen) == list(range(program.layout.num_ranks))
     loaded: set[str] = set()
     tally = _Tally(matching)
+    hints: dict[tuple[str, str], str] = {}
     for rank in chosen:
         plan = program.at_rank(rank).assemble(matching, checkpoint.tensors)
         findings.update(dict.fromkeys(plan.findings))
         unfit: set[str] = set()
         if targets is not None:
-            fitted = fit(plan, targets[0] if len(targets) == 1 else targets[rank])
-            findings.update(dict.fromkeys(fitted.findings))
+            declared = targets[0] if len(targets) == 1 else targets[rank]
+            fitted = fit(plan, declared)
+            if fitted.findings and not hints:  # the options are tried on the first rank that does not fit
+                tried = with_options(program.at_rank(rank), checkpoint.tensors, declared, fitted.findings)
+                hints = {(each.code, each.subject): each.hint for each in tried}
+            for each in fitted.findings:
+                findings[replace(each, hint=hints.get((each.code, each.subject), each.hint))] = None
             unfit = {each.subject for each in fitted.findings}
             tally.kept += len(fitted.kept)
         tally.add(plan, unfit)

@@ -124,7 +124,7 @@ class UpdateSession:
         plan = assemble(matching, share, self._program.keeps, self._fed)
         if plan.findings:
             raise MapperError(plan.findings)
-        binding = bind(plan, self._model)
+        binding = bind(self._program, plan, self._model)
         with torch.no_grad():
             padded = fill_padding(binding.tensors, plan.padding())
             twinned = copy_twins(binding.tensors, binding.copied_twins)

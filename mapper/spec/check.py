@@ -8,8 +8,23 @@ from mapper.diagnostics import Diagnostic, Place, finding
 from mapper.expressions import Expression
 from mapper.messages.suggest import did_you_mean
 from mapper.spec.check_rules import RuleContext, iter_item_findings, iter_operation_findings
-from mapper.spec.model import ConfigKey, Format, Group, Index, Item, Keep, Leaf, Let, Option, Runtime, Skip, Spec
-from mapper.spec.scope import BASE_AXES, QUANTISATION, RESERVED, Scope, iter_name_findings, iter_pattern_findings
+from mapper.spec.model import (
+    ConfigKey,
+    Count,
+    Format,
+    Group,
+    Index,
+    Item,
+    Keep,
+    Leaf,
+    Let,
+    Option,
+    Runtime,
+    Skip,
+    Spec,
+    Versions,
+)
+from mapper.spec.scope import BASE_AXES, QUANTISATION, RESERVED, Scope, iter_name_findings, iter_pattern_findings, names_in
 
 Definition = ConfigKey | Option | Let | Index
 
@@ -89,6 +104,7 @@ def _leaf_expressions(leaf: Leaf) -> Iterator[Expression | None]:
 def _iter_runtime_findings(runtime: Runtime, spec: Spec, used: set[str]) -> Iterator[Diagnostic]:
     scope = _scope(spec, runtime)
     mesh = runtime.mesh
+    yield from _iter_version_findings(runtime.versions)
     for expression in (*mesh.axes.values(), mesh.redundant_experts, mesh.round_robin):
         yield from iter_name_findings(expression, scope, mesh.place)
     yield from _iter_let_findings(runtime.let, scope)
@@ -97,6 +113,8 @@ def _iter_runtime_findings(runtime: Runtime, spec: Spec, used: set[str]) -> Iter
     yield from _iter_format_findings(runtime.formats, scope)
     for requirement in runtime.requires:
         yield from iter_name_findings(requirement.that, scope, requirement.place)
+    for count in runtime.counts:
+        yield from _iter_count_findings(count, spec, scope)
     exempt: tuple[Skip | Keep, ...] = (*runtime.skip, *runtime.keep)
     for each in exempt:
         yield from iter_pattern_findings(each.pattern, scope, each.place)
@@ -107,6 +125,31 @@ def _iter_runtime_findings(runtime: Runtime, spec: Spec, used: set[str]) -> Iter
         yield from iter_name_findings(step.when, scope, step.place)
         yield from iter_operation_findings(step.do, scope)
     yield from iter_item_findings(runtime.rules, RuleContext.of_runtime(runtime, spec, scope, used))
+
+
+def _iter_version_findings(versions: Mapping[str, Versions]) -> Iterator[Diagnostic]:
+    if not versions:
+        return
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    for package, each in versions.items():
+        try:
+            SpecifierSet(each.specifier)
+        except InvalidSpecifier:
+            yield finding("M225", place=each.place, package=package, text=each.specifier)
+
+
+def _iter_count_findings(count: Count, spec: Spec, scope: Scope) -> Iterator[Diagnostic]:
+    yield from iter_pattern_findings(count.source, scope, count.place)
+    index = scope.indices.get(count.index)
+    if index is None or index.count is None:
+        yield finding("M207", place=count.place, hint=did_you_mean(count.index, scope.indices), name=count.index)
+    elif scope.indices_of(names_in(count.source)) != {count.index}:
+        yield finding("M226", place=count.place, index=count.index, source=count.source.text)
+    if count.config not in spec.config:
+        yield finding("M201", place=count.place, hint=did_you_mean(count.config, spec.config), name=count.config)
+    if count.option and count.option not in spec.options:
+        yield finding("M201", place=count.place, hint=did_you_mean(count.option, spec.options), name=count.option)
 
 
 def _iter_unused_block_findings(spec: Spec, scope: Scope, used: set[str]) -> Iterator[Diagnostic]:

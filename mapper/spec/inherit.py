@@ -1,6 +1,6 @@
 """`extends`: a spec's tree merged over its parent's, so that every value keeps the place where it was written.
 
-Mappings merge key by key. Lists of rules, skip, keep, requires and finalize append. An item with an inherited `id`
+Mappings merge key by key. Lists of rules, skip, keep, requires, counts and finalize append. An item with an inherited `id`
 replaces the inherited one where it stands, groups included; `drop: [id]` removes. What a name defines (a `let`, an index,
 an option, a format) is replaced as a whole. Cases are not inherited.
 """
@@ -13,9 +13,9 @@ from mapper.spec.scalars import Findings, items_of, require_mapping, require_sca
 from mapper.yaml_source import Entry, Mapping, Node, Scalar, Sequence
 
 # Sections in which a child's list follows its parent's.
-_LISTS = frozenset({"rules", "skip", "keep", "requires", "finalize"})
+_LISTS = frozenset({"rules", "skip", "keep", "requires", "counts", "finalize"})
 # Sections that map names to definitions.
-_NAMED = frozenset({"options", "let", "index", "formats"})
+_NAMED = frozenset({"options", "let", "index", "formats", "versions"})
 _NOT_INHERITED = frozenset({"cases", "status", "id", "extends"})
 
 

@@ -263,6 +263,18 @@ class Requirement:
 
 
 @dataclass(frozen=True, slots=True)
+class Count:
+    """Sources for each value of the index: as many values as the config key says, unless the option overrules it."""
+
+    index: str
+    source: Pattern
+    config: str
+    option: str
+    why: str
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
 class Mesh:
     """A preset, with axes added to it: each a size that is 1 or a product of base axes."""
 
@@ -285,10 +297,22 @@ class Finalize:
 
 
 @dataclass(frozen=True, slots=True)
+class Versions:
+    """The versions of one package that a runtime is for, as a PEP 440 specifier such as `>=0.32,<0.34`."""
+
+    specifier: str
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
 class Runtime:
+    """How one engine lays a checkpoint out. `versions` are those of the engine's packages, by package."""
+
     name: str
+    versions: Mapping[str, Versions]
     mesh: Mesh
     requires: tuple[Requirement, ...]
+    counts: tuple[Count, ...]
     let: Mapping[str, Let]
     index: Mapping[str, Index]
     formats: Mapping[str, Format]

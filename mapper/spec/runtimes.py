@@ -8,7 +8,7 @@ from mapper.diagnostics import Place, finding
 from mapper.expressions import Expression
 from mapper.messages.suggest import did_you_mean, nearest
 from mapper.spec.formats import parse_formats
-from mapper.spec.model import Finalize, Keep, Mesh, Requirement, Runtime, Skip
+from mapper.spec.model import Count, Finalize, Keep, Mesh, Requirement, Runtime, Skip, Versions
 from mapper.spec.names import parse_indices, parse_lets
 from mapper.spec.rules import parse_items, parse_operations
 from mapper.spec.scalars import (
@@ -47,10 +47,16 @@ def parse_presets(node: Node | None, findings: Findings) -> dict[str, dict[str, 
 
 def _runtime(entry: Entry, presets: Presets, findings: Findings) -> Runtime:
     node = require_mapping(entry.value)
+    versions = node.get("versions")
     return Runtime(
         name=entry.name,
+        versions={
+            entry.name: Versions(text_of(entry.value), entry.value.place)
+            for entry in (require_mapping(versions).entries if versions else ())
+        },
         mesh=_mesh(node.get("mesh"), entry.key.place, presets, findings),
         requires=tuple(_requirement(require_mapping(each), findings) for each in items_of(node.get("requires"))),
+        counts=tuple(_count(require_mapping(each), findings) for each in items_of(node.get("counts"))),
         let=parse_lets(node.get("let"), findings),
         index=parse_indices(node.get("index"), findings),
         formats=parse_formats(node.get("formats"), findings),
@@ -100,6 +106,19 @@ def _requirement(node: Mapping, findings: Findings) -> Requirement:
     that = node.get("that")
     assert that is not None, "the schema requires that"
     return Requirement(expression(that, findings), text_of(node.get("why")), node.place)
+
+
+def _count(node: Mapping, findings: Findings) -> Count:
+    source = node.get("source")
+    assert source is not None, "the schema requires source"
+    return Count(
+        index=text_of(node.get("index")),
+        source=pattern_of(source, findings, wildcards=True),
+        config=text_of(node.get("config")),
+        option=text_of(node.get("option")),
+        why=text_of(node.get("why")),
+        place=node.place,
+    )
 
 
 def _skip(node: Mapping, findings: Findings) -> Skip:

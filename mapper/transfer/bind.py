@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from mapper.compiler import Program
+from mapper.compiler.options import with_options
 from mapper.diagnostics import Diagnostic, MapperError, finding
 from mapper.ops.dtypes import torch_name
 from mapper.plan.plan import Plan
@@ -56,12 +58,12 @@ def _storage(tensor: torch.Tensor) -> Hashable:
     return tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
 
 
-def bind(plan: Plan, model: Model) -> Binding:
-    """Return the binding of the plan to the model; raises MapperError with everything that does not fit."""
+def bind(program: Program, plan: Plan, model: Model) -> Binding:
+    """Return the binding of the program's plan to the model; raises MapperError with everything that does not fit."""
     tensors = model_tensors(model)
     declared = declare(tensors)
     fitted = fit(plan, declared)
-    findings: list[Diagnostic] = list(fitted.findings)
+    findings = with_options(program, plan.tensors, declared, fitted.findings)
     owners: dict[str, str] = {}
     copied = {}
     for target in plan.targets.values():

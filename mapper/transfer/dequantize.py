@@ -15,16 +15,16 @@ E8M0_BIAS = 127
 def dequantize(values: torch.Tensor, box: Box, scales: torch.Tensor, scaling: Scaling) -> torch.Tensor:
     """Return float32 values for `box` of the stored ones, in the order of the target's axes.
 
-    `values` is that box, `scales` the box that `scaling` gives for it. Bytes (uint8) hold two FP4 codes each along the axis
-    with two logical elements per value, the even one in the low bits; other values are taken as they are. A scale in
+    `values` is that box, `scales` the box that `scaling` gives for it. Bytes (uint8 or int8) hold two FP4 codes each along the
+    axis with two logical elements per value, the even one in the low bits; other values are taken as they are. A scale in
     uint8 is a power of two with E8M0's bias.
     """
     divisors = scaling.value_divisors
     packed = next((axis for axis, divisor in enumerate(divisors) if divisor == 2), None)
     starts = [start for start, _ in box]
-    if values.dtype == torch.uint8:
+    if values.dtype == torch.uint8 or (values.dtype == torch.int8 and packed is not None):
         assert packed is not None, "FP4 codes are packed two to a byte"
-        values = _unpacked(values, packed)
+        values = _unpacked(values.view(torch.uint8), packed)
         starts[packed] *= 2
         divisors = (*divisors[:packed], 1, *divisors[packed + 1 :])
     result = values.float()

@@ -1,4 +1,4 @@
-"""The families as Transformers reads them: what `Loader` fills equals what `from_pretrained` reads, bit for bit."""
+"""The families as Transformers reads them: parameters and logits of a load equal `from_pretrained`, bit for bit."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from mapper.load import Loader
 from tests.oracle.families import family_tensors, write_family
 
 # The number of sources loaded, and of parameters and buffers compared. Transformers cannot load the other families on a CPU
-# without further packages (fp8, mxfp4) or has another model of their own (FP4 experts).
+# without further packages (mxfp4), or only dequantised.
 FAMILIES = {
     "deepseek_v2": (89, 45),
     "llama": (30, 30),
@@ -30,6 +30,11 @@ def load(folder):
     return model, Loader(program, model).load(checkpoint)
 
 
+def logits_of(model):
+    with torch.inference_mode():
+        return model(input_ids=torch.arange(24).unsqueeze(0), use_cache=False).logits
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_parameter_equals_from_pretrained(family, tmp_path):
     folder = write_family(family, tmp_path)
@@ -40,6 +45,7 @@ def test_every_parameter_equals_from_pretrained(family, tmp_path):
     for name, tensor in expected.items():
         assert found[name].dtype == tensor.dtype, name
         assert torch.equal(found[name], tensor), name
+    assert torch.equal(logits_of(model), logits_of(reference.eval()))
     assert (report.loaded, len(expected)) == FAMILIES[family]
 
 

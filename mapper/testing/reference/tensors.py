@@ -43,7 +43,8 @@ class Values:
             tensor = self.tensors[name]
             bits, lines = one_axis_per_dim(bits_of(tensor), [*leading, *lines_of(half.dims, scope)], sizes, {})
             whole = [Line(line.dim, 1, ()) for line in lines]
-            if not logical and tensor.dtype == torch.uint8:
+            is_packed = tensor.dtype == torch.int8 and any(line.step == 2 for line in lines)
+            if not logical and (tensor.dtype == torch.uint8 or is_packed):
                 numbers = _unpacked(bits)
             else:
                 bits = to_target_grid(bits, lines, whole, sizes)
