@@ -108,7 +108,7 @@ def test_runtime_goes_before_the_spec_in_lets_indices_and_formats():
     assert (str(second.target), second.axes[0].parts) == ("b.{head: 0...1}.w", (5,))
 
 
-def test_finalize_and_do_are_refused_by_name():
+def test_finalize_is_refused_by_name():
     text = rules(
         "{copy: [a]}",
         runtime="finalize: [{id: f, inputs: [a], output: b, do: [{sum: a}]}, {id: g, inputs: [a], output: c, do: [{sum: a}]}]",
@@ -124,11 +124,10 @@ def test_finalize_and_do_are_refused_by_name():
 def test_features_that_are_not_executed_are_refused_where_a_rule_uses_them():
     layers = "index: {layer: {count: 2}, part: {count: 2}}"
     stacked = "source: 'b.{layer}.{part}', stack: {layer: out, part: out}, dims: {out: 2}"
-    active = f"{{target: a.x, {stacked}, do: [{{sum: out}}], when: WHEN}}"
+    active = f"{{target: a.x, {stacked}, when: WHEN}}"
     found = findings_of(lambda: program_of(rules(active.replace("WHEN", "1 < 2"), before=layers)))
     assert found == [
-        ("M310", f"`{feature}` is part of the language, but this version of mapper does not execute it yet")
-        for feature in ("do", "stack of several indices")
+        ("M310", "`stack of several indices` is part of the language, but this version of mapper does not execute it yet")
     ]
     assert program_of(rules(active.replace("WHEN", "1 > 2"), before=layers)).families == ()
 

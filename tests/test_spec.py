@@ -186,7 +186,7 @@ def test_the_source_of_a_rule_is_its_target():
     assert [str(pattern) for pattern in rule.targets] == ["a.b"]
     assert [[str(source.pattern) for source in each.sources] for each in rule.alternatives] == [["a.b"]]
     assert (rule.dims, rule.shard, rule.stack, rule.append, rule.others, rule.optional, rule.do) == (
-        None, {}, (), None, "error", False, None,
+        None, {}, (), None, "error", False, {},
     )  # fmt: skip
 
 
@@ -258,14 +258,16 @@ def test_stack_append_and_stored():
 
 
 def test_operations_are_for_all_leaves_or_one():
-    do = rule_of("{target: a, do: {weight: [{view: (a b) -> (b a), a: 2, b: n}]}}").do
-    assert do is not None
+    do = rule_of("{target: 'a.{leaf}', dims: {o: 6}, do: {weight: [{view: (a b) -> (b a), a: 2, b: [n, 3], parts: [2, 1]}]}}").do
     (operation,) = do["weight"]
-    assert (operation.name, operation.argument) == ("view", "(a b) -> (b a)")
-    assert {name: size.text for name, size in operation.sizes.items()} == {"a": "2", "b": "n"}
-    everywhere = rule_of("{target: a, do: [{call: 'm:f'}, {sum: a b -> a}]}").do
-    assert everywhere is not None
-    assert [each.name for each in everywhere[""]] == ["call", "sum"]
+    assert (operation.name, operation.text, operation.parts) == ("view", "view (a b) -> (b a)", (2, 1))
+    assert operation.formula is not None
+    assert (operation.formula.left, operation.formula.right, operation.formula.bare) == ((("a", "b"),), (("b", "a"),), (False,))
+    assert {name: [size.text for size in sizes] for name, sizes in operation.sizes.items()} == {"a": ["2"], "b": ["n", "3"]}
+    everywhere = rule_of("{target: a, dims: {x: 1}, do: [neg_exp, {add: n}, {multiply: 2}, {subtract_mean: x}]}").do
+    assert [(each.name, each.value and each.value.text, each.dim) for each in everywhere[""]] == [
+        ("neg_exp", None, ""), ("add", "n", ""), ("multiply", "2", ""), ("subtract_mean", None, "x"),
+    ]  # fmt: skip
 
 
 def test_groups_have_prefixes_conditions_lets_and_rules_or_a_block():
@@ -425,6 +427,14 @@ MESSAGES = {
         """
         x.yaml:6:38: M134 '(y-z)' is no order of dims; expected `(outer inner)`
           6 | blocks: {b: [{target: a, stored: {x: (y-z)}}]}
+            |                                      ^
+        """,
+    ),
+    "M137": (
+        "blocks: {b: [{target: a, do: [{view: (x y -> y}]}]}\n",
+        """
+        x.yaml:6:38: M137 '(x y -> y' is no view; expected `AXES -> AXES`, each axis a dim or its factors in parentheses
+          6 | blocks: {b: [{target: a, do: [{view: (x y -> y}]}]}
             |                                      ^
         """,
     ),

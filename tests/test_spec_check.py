@@ -144,7 +144,8 @@ def test_what_is_right_is_not_reported(text):
         (in_runtime("{at: {source: 'a.{x1}', target: 'b.{x2}'}, rules: []}"), ["unknown name 'x1'", "unknown name 'x2'"]),
         (in_runtime("{target: a, tie: 'b.{x1}'}"), ["unknown name 'x1'"]),
         (in_runtime("{target: a, dtype: flot32, stage: frist}"), ["unknown name 'flot32'", "unknown name 'frist'"]),
-        (in_runtime("{target: a, do: [{view: a b -> b a, a: x1}]}"), ["unknown name 'x1'"]),
+        (in_runtime("{target: a, dims: {x: 4}, do: [{view: (a b) -> (b a), a: x1}, {add: x2}]}"),
+         ["unknown name 'x1'", "unknown name 'x2'"]),
         (in_runtime("{target: a, dims: {x: 1}, shard: {x: {axis: tp, pad: x1, pad_rank: x2, fill: x3, units: x4}}}"),
          ["unknown name 'x1'", "unknown name 'x2'", "unknown name 'x3'", "unknown name 'x4'"]),
         ("formats: {f: [{when: x1, leaves: {w: {dims: [o / x2], stored: [o / x3], cast: x4}}}]}\n",
@@ -175,6 +176,46 @@ def test_what_is_right_is_not_reported(text):
 )  # fmt: skip
 def test_what_is_wrong_is_reported(text, messages):
     assert sorted(each.message for each in findings_of(text)) == messages
+
+
+@pytest.mark.parametrize(
+    ("do", "code", "problem"),
+    [
+        ("[{view: in out -> in out}]", "M225", "the axis 'in' stands where the dim 'out' is"),
+        ("[{view: (a b) -> (b a), a: 2}]", "M225", "1 axes on the left and 1 on the right, expected 2 on each side: out, in"),
+        ("[{view: (a b) in -> (b c) in, a: 2}]", "M225", "the factor 'a' of 'out' is on one side only"),
+        ("[{view: (a a) in -> (a a) in, a: 2}]", "M225", "the factor 'a' stands twice on one side"),
+        ("[{view: (a b) in -> (b a b) in, a: 2}]", "M225", "a factor of 'out' stands twice on one side"),
+        ("[{view: (a b) inn -> (b a) inn, a: 2}]", "M225", "the axis 'inn' stands where the dim 'in' is"),
+        ("[{repeat: (a b) in -> (a k) in, a: 2}]", "M225", "the factor 'b' of 'out' is lost"),
+        ("[{view: (a part) in -> (part a) in, part: 2}]", "M225",
+         "the size of 'part' is given, which follows from the parts of the dim"),
+        ("[{view: (a b) in -> (b a) in, a: 2, parts: [2]}]", "M226", "there is no part 2, the dims of the rule have 1"),
+        ("[{add: 1, head: 2}]", "M226", "'head' is for 'view' and 'repeat'"),
+        ("[{add: 1, parts: [1]}]", "M226", "'parts' is for 'view' and 'repeat'"),
+        ("{weight: [neg_exp]}", "M226", "the rule has no leaf 'weight', for its target has no {leaf}"),
+        ("[{fill: 1}]", "M226", "it reads nothing, so the rule needs `dims` and `cast`, and no other operation"),
+    ],
+)  # fmt: skip
+def test_an_operation_that_cannot_be_done_is_found_without_a_config(do, code, problem):
+    found, *others = findings_of(in_runtime(f"{{target: a, dims: {{out: 12, in: 3}}, do: {do}}}"))
+    assert {each.code for each in (found, *others)} == {code}
+    assert found.message.endswith(f": {problem}")
+    assert found.place is not None
+    assert (found.place.line, found.place.column) == (12, 50 if do.startswith("[") else 59)
+
+
+@pytest.mark.parametrize(
+    ("rule", "problem"),
+    [
+        ("{target: a, do: [{view: (a b) -> (b a), a: 2}]}", "the rule needs `dims`"),
+        ("{target: a, tie: b, do: [neg_exp]}", "a tied target is its twin, nothing is read"),
+        ("{target: 'a.{leaf}', dims: {out: 12, in: 3}, do: {wieght: [neg_exp]}}", "the rule has no leaf 'wieght'"),
+    ],
+)
+def test_an_operation_needs_what_it_is_done_to(rule, problem):
+    (found,) = findings_of(in_runtime(rule))
+    assert (found.code, found.message.partition(": ")[2]) == ("M226", problem)
 
 
 # --- messages -------------------------------------------------------------------------------------------------------
@@ -438,6 +479,24 @@ MESSAGES = {
         x.yaml:12:18: M224 the index 'expert' is stacked, and stands in the target too
           12 |       - {target: 'a.{expert}', source: 'b.{expert}', stack: expert}
              |                  ^
+        """,
+    ),
+    "M225": (
+        in_runtime("{target: a, dims: {out: 6}, do: [{view: (a b) -> (b a), a: 2, hed: 3}]}"),
+        """
+        x.yaml:12:42: M225 in the view '(a b) -> (b a)': the size of 'hed' is given, which is no factor of the view
+          12 |       - {target: a, dims: {out: 6}, do: [{view: (a b) -> (b a), a: 2, hed: 3}]}
+             |                                          ^
+          hint: known: a, b
+        """,
+    ),
+    "M226": (
+        in_runtime("{target: a, dims: {out: 6}, do: [{subtract_mean: ou}]}"),
+        """
+        x.yaml:12:42: M226 `subtract_mean ou`: the rule has no dim 'ou'
+          12 |       - {target: a, dims: {out: 6}, do: [{subtract_mean: ou}]}
+             |                                          ^
+          hint: did you mean 'out'?
         """,
     ),
 }

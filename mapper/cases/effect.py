@@ -10,6 +10,7 @@ from mapper.compiler import Program
 from mapper.compiler.resolve import Claim, is_here
 from mapper.ops.dtypes import safetensors_name
 from mapper.plan.family import SourceFamily
+from mapper.plan.local import Move
 from mapper.plan.matching import match, source_names
 from mapper.plan.plan import assemble
 from mapper.regions import Box, spell, whole
@@ -84,10 +85,14 @@ def _effects_of(program: Program, name: str, claim: Claim) -> Iterator[Effect]:
     disk = sources[claim.position].disk
     source_shape = disk.seen if disk is not None else None
     for step in plan.steps():
-        if step.source == name:  # the plan holds the rule's other sources too
+        if name in (step.source, step.scale):  # the plan holds the rule's other sources too
             target_shape = plan.targets[step.target].shape if source_shape is not None else None
-            source, target = Side(name, step.source_box, source_shape), Side(step.target, step.target_box, target_shape)
-            yield Effect(claim, source, target)
+            box, target_box = Move(step.source_box, step.target_box, step.weaves).spans
+            if name == step.scale:
+                assert step.reading is not None
+                assert step.reading.scaling is not None
+                box = step.reading.scaling.box(step.source_box)
+            yield Effect(claim, Side(name, box, source_shape), Side(step.target, target_box, target_shape))
 
 
 def _dtype(source: SourceFamily) -> str:

@@ -14,8 +14,29 @@ MAX_SIZES_NAMED = 12
 
 
 def cut_faults(family: Family, mesh: Mesh) -> list[Diagnostic]:
-    """Return M316, M329, M330 or M331 for every axis of the family that this mesh cannot cut."""
-    return [fault for axis in family.axes or () if (fault := _axis_fault(family, axis, mesh.sizes)) is not None]
+    """Return M316, M329, M330, M331 or M341 for every axis of the family that this mesh cannot cut."""
+    faults = [_axis_fault(family, axis, mesh.sizes) or _weave_fault(family, axis, mesh.sizes) for axis in family.axes or ()]
+    return [fault for fault in faults if fault is not None]
+
+
+def _weave_fault(family: Family, axis: Axis, sizes: Mapping[str, int]) -> Diagnostic | None:
+    """Return M341 where a cut would go through a block of interleaved parts."""
+    if axis.view is None or axis.cut is None:
+        return None
+    has_own = any(source.part is not None for alternative in family.alternatives for source in alternative)
+    block = max((strand.block for strand in (axis.view.by_part if has_own else axis.view.joined)), default=1) * axis.divisor
+    cut = axis.as_cut.cut
+    assert cut is not None
+    if block == axis.divisor or not any(cut.axes):
+        return None
+    fault = partial(finding, "M341", place=family.rule.place, subject=str(family.target), target=str(family.target), dim=axis.dim)
+    if not axis.cut.joined or cut.uneven is not None or cut.pad_rank > 1:
+        return fault(block=block, problem="the parts are cut each on its own, or padded")
+    share = _share(axis.as_cut, cut, 0, sizes)
+    assert share is not None, "whole units were checked before"
+    if share % block:
+        return fault(block=block, problem=f"a rank holds {share} elements")
+    return None
 
 
 def _axis_fault(family: Family, axis: Axis, sizes: Mapping[str, int]) -> Diagnostic | None:

@@ -40,6 +40,9 @@ def disk_layout(axes: tuple[Axis, ...], stored: tuple[StoredAxis, ...], part: in
         if divisor % axis.divisor:
             problem = f"{axis.dim!r} has one element per {divisor} on disk and one per {axis.divisor} in the target: too coarse"
             raise MapperError([finding("M316", place=place, problem=problem)])
+        if axis.view is not None and divisor != axis.divisor:
+            problem = f"it has one element per {divisor} on disk and one per {axis.divisor} in the target"
+            raise MapperError([finding("M340", place=place, formula=axis.view.text, dim=axis.dim, problem=problem)])
     return DiskLayout(tuple(shape), tuple(viewed), tuple(order[position] for position in range(len(axes))), tuple(divisors))
 
 
@@ -87,5 +90,5 @@ def _position(axes: tuple[Axis, ...], dim: str, order: dict[int, int], place: Pl
 
 
 def _stored_size(axis: Axis, divisor: int, part: int | None) -> int:
-    sizes = [-(-size // divisor) for size in axis.parts]
+    sizes = [-(-size // divisor) for size in axis.source_parts]
     return sizes[part] if part is not None and len(axis.parts) > 1 else sum(sizes)

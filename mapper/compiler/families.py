@@ -134,7 +134,7 @@ def _of_sizes(flat: FlatRule, context: Context, sizes: Sizes, domains: Domains) 
     for leaf in sizes.leaves[0][0]:
         for selected, pattern in enumerate(rule.targets):
             axes = _selected(leaf.axes, selected if len(rule.targets) > 1 else None, flat)
-            alternatives = tuple(
+            alternatives = ((),) if leaf.fill is not None else tuple(
                 _sources(flat, context, alternative, replace(leaf, axes=axes), sizes, domains, selected)
                 for alternative in range(len(rule.alternatives))
             )
@@ -159,6 +159,9 @@ def _of_sizes(flat: FlatRule, context: Context, sizes: Sizes, domains: Domains) 
                 append_axis=_axis_of(axes, rule.append, flat) if rule.append is not None else None,
                 only_first=_only_first(flat, leaf),
                 refusal=_refusal(flat, leaf, context.mesh),
+                values=leaf.values,
+                fill=leaf.fill,
+                do=leaf.do,
             )
             _check_indices(flat, family)
             yield family
@@ -274,12 +277,36 @@ def _check_indices(flat: FlatRule, family: Family) -> None:
         if lost:
             problem = f"{lost[0]!r} is in the source {source.template} and neither in the target nor stacked"
             raise MapperError([finding("M316", place=flat.rule.place, problem=problem)])
+    _check_operations(flat, family)
     if family.stack is not None and family.axes is None:
         raise MapperError([finding("M316", place=flat.rule.place, problem="a rule that stacks needs `dims`")])
     if sum(len(axis.parts) > 1 for axis in family.axes or ()) > 1:
         raise MapperError(
             [finding("M316", place=flat.rule.place, problem="two dims of the rule have parts, expected one at most")]
         )
+
+
+def _check_operations(flat: FlatRule, family: Family) -> None:
+    """Raise MapperError where an operation cannot be done to the sources that the family has."""
+    own = [source for alternative in family.alternatives for source in alternative if source.part is not None]
+    parts_axis = family.parts_axis
+    view = family.axes[parts_axis].view if family.axes is not None and parts_axis is not None else None
+    problem = ""
+    if own and view is not None and not view.by_part:
+        problem = "it needs one source that holds all parts, and each part has its own"
+    elif view is not None and _is_shifted(family) and any(strand.is_scattered for strand in (*view.joined, *view.by_part)):
+        problem = "interleaved parts can be neither stacked nor appended along their dim"
+    if view is not None and problem:
+        dim = family.axes[parts_axis].dim if family.axes is not None and parts_axis is not None else ""
+        raise MapperError([finding("M340", place=flat.rule.place, formula=view.text, dim=dim, problem=problem)])
+    whole = [each for each in family.values if each.reads_whole]
+    if whole and family.axes is not None and len(family.axes[whole[0].axis].parts) > 1 and own:
+        problem = "the mean runs over parts that have sources of their own"
+        raise MapperError([finding("M342", place=flat.rule.place, op=", ".join(family.do), problem=problem)])
+
+
+def _is_shifted(family: Family) -> bool:
+    return family.parts_axis in (family.stack_axis, family.append_axis)
 
 
 def _refusal(flat: FlatRule, leaf: LeafSizes, mesh: Mesh) -> str:

@@ -12,12 +12,13 @@ from typing import TypeVar, cast
 
 from mapper.compiler.expand import FlatRule
 from mapper.compiler.names import Names
+from mapper.compiler.operations import fill_of, operations_of, value_ops, viewed
 from mapper.diagnostics import MapperError, Place, finding
 from mapper.expressions import STAGE_WORDS, Expression, Value
 from mapper.layout import Stage
-from mapper.ops.dtypes import safetensors_name
+from mapper.ops.dtypes import COMPUTED_DTYPES, safetensors_name, torch_name
 from mapper.pattern import Bindings
-from mapper.plan.family import Axis, Conversion, Cut
+from mapper.plan.family import Axis, Conversion, Cut, ValueOp
 from mapper.spec.model import Axis as LeafAxis
 from mapper.spec.model import Dim, Format, Leaf, PairedLeaf, Shard, SourceAlternative
 
@@ -47,7 +48,10 @@ class ScaleSizes:
 
 @dataclass(frozen=True, slots=True)
 class LeafSizes:
-    """One leaf of one format: its names on both sides, its axes (None: the header decides) and what may lie on disk."""
+    """One leaf of one format: its names on both sides, its axes (None: the header decides) and what may lie on disk.
+
+    `values`, `fill` and `do` are those of the family.
+    """
 
     name: str
     source: str
@@ -59,6 +63,9 @@ class LeafSizes:
     scale: ScaleSizes | None
     optional: bool
     place: Place
+    values: tuple[ValueOp, ...] = ()
+    fill: float | None = None
+    do: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +94,9 @@ def expressions(flat: FlatRule, formats: Formats) -> Iterator[tuple[Names, Expre
     for shard in rule.shard.values():
         given += [*shard.units, *filter(None, (shard.pad, shard.pad_rank, shard.fill))]
     given += filter(None, (rule.dtype, rule.cast, rule.bitcast))
+    for operation in (each for listed in rule.do.values() for each in listed):
+        given += [size for sizes in operation.sizes.values() for size in sizes]
+        given += filter(None, (operation.value,))
     yield from ((flat.names, each) for each in given)
     for name in _format_names(flat):
         for alternative in formats.formats[name].alternatives:
@@ -167,7 +177,8 @@ class _Reader:
                 axes = tuple(self._plain_axis(name, 1, cuts) for name in self.dims)
                 stored = self._rule_stored(tuple(StoredAxis((name,), 1, None) for name in self.dims))
             dtypes, conversion = self._dtypes(None), self._conversion(None)
-            return (LeafSizes("", "", "", axes, stored or (), dtypes, conversion, None, rule.optional, rule.place),)
+            leaf = LeafSizes("", "", "", axes, stored or (), dtypes, conversion, None, rule.optional, rule.place)
+            return (self._operated(leaf),)
         leaves = self.chosen_leaves(_format_of(self.flat, alternative, position))
         known = {axis.dim for leaf in leaves for axis in leaf.dims}
         lead = [name for name in self.dims if name not in known]
@@ -195,10 +206,29 @@ class _Reader:
             values, scales = leaf.dequantize
             source, stored, dtypes = values.name, self._on_disk(lead, values.dims), self._dtypes_of(values)
             scale = ScaleSizes(scales.name, self._on_disk(lead, scales.dims), self._dtypes_of(scales))
-        return LeafSizes(
+        found = LeafSizes(
             leaf.name, source, leaf.target, axes, stored, dtypes, self._conversion(leaf), scale,
             leaf.optional or self.rule.optional, leaf.place,
         )  # fmt: skip
+        return self._operated(found)
+
+    def _operated(self, leaf: LeafSizes) -> LeafSizes:
+        """Return the leaf with the operations that the rule does to it."""
+        operations = operations_of(self.rule, leaf.name)
+        if not operations:
+            return leaf
+        place = operations[0].place
+
+        def evaluate(expression: Expression) -> Value:
+            return self.flat.names.evaluate(expression, self.bindings, place)
+
+        axes = leaf.axes if leaf.axes is None else viewed(leaf.axes, operations, self.rule, evaluate)
+        values = value_ops(axes, operations, evaluate)
+        do = tuple(each.text for each in operations)
+        if values and leaf.conversion is not None and leaf.conversion.dtype not in COMPUTED_DTYPES:
+            problem = f"the target is {torch_name(leaf.conversion.dtype)}, expected float16, bfloat16, float32 or float64"
+            raise MapperError([finding("M342", place=place, op=", ".join(do), problem=problem)])
+        return replace(leaf, axes=axes, values=values, fill=fill_of(operations, evaluate), do=do)
 
     def _on_disk(self, lead: list[str], axes: Sequence[LeafAxis]) -> tuple[StoredAxis, ...]:
         return self._rule_stored((*(StoredAxis((name,), 1, None) for name in lead), *map(self._stored_axis, axes)))

@@ -10,7 +10,7 @@ from mapper.spec.model import Runtime
 def require_supported(flat: FlatRule) -> None:
     """Raise MapperError M310 for each feature that an active rule uses and that is not executed yet."""
     rule = flat.rule
-    used = {"do": bool(rule.do), "stack of several indices": len(rule.stack) > 1}
+    used = {"stack of several indices": len(rule.stack) > 1}
     findings = [finding("M310", place=rule.place, feature=feature) for feature, is_used in used.items() if is_used]
     if findings:
         raise MapperError(findings)

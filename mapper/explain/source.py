@@ -24,6 +24,7 @@ class Reading:
     """One rule that reads the name: at which index values, as which part, in which spelling, and what each rank copies.
 
     `part` and `spelling` are (position from 1, how many, along which dim); `copies` are grouped by equal copies of ranks.
+    `do` are the operations on its values.
     """
 
     rule: str
@@ -34,6 +35,7 @@ class Reading:
     part: tuple[int, int, str] | None
     spelling: tuple[int, int] | None
     copies: tuple[tuple[tuple[int, ...], Copy], ...]
+    do: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -136,7 +138,12 @@ def _reading(program: Program, claim: Claim, ranks: Sequence[int], header: Tenso
     for rank in ranks:
         share = program.at_rank(rank).share
         held = copies_on(
-            share, family, [source], claim.bindings, shape_of=lambda _: header.shape if header is not None else None
+            share,
+            family,
+            family.alternatives[claim.alternative],
+            claim.bindings,
+            shape_of=lambda _: header.shape if header is not None else None,
+            position=claim.position,
         )
         for copy in held.copies if held is not None else ():
             grouped.setdefault(copy, []).append(rank)
@@ -155,6 +162,7 @@ def _reading(program: Program, claim: Claim, ranks: Sequence[int], header: Tenso
         part,
         spelling,
         tuple((tuple(holders), copy) for copy, holders in grouped.items()),
+        family.do,
     )
 
 
@@ -169,6 +177,7 @@ def _reading_lines(reading: Reading, asked: Sequence[int], *, is_loaded: bool) -
     lines = [f"  {'loaded' if is_loaded else 'read'} by the rule for {reading.rule}", f"    {', '.join(facts)}"]
     if reading.note:
         lines.append(f"    note: {reading.note}")
+    lines += [f"    do: {each}" for each in reading.do]
     if not reading.copies:
         lines.append(f"    not on {spell_ranks(asked)}")
     for ranks, copy in reading.copies:
@@ -185,6 +194,7 @@ def _reading_object(reading: Reading) -> dict[str, object]:
         "at": dict(reading.at),
         "part": list(reading.part) if reading.part else None,
         "spelling": list(reading.spelling) if reading.spelling else None,
+        **({"do": list(reading.do)} if reading.do else {}),
         "ranks": list(reading.ranks),
         "copies": [{"ranks": list(ranks), **copy_object(copy)} for ranks, copy in reading.copies],
     }

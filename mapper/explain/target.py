@@ -48,6 +48,7 @@ class TargetExplanation:
     keep: SkipRule | None
     ranks: tuple[int, ...]
     holdings: tuple[Holding, ...]
+    do: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, object]:
         """Return the explanation as an object for JSON."""
@@ -63,6 +64,7 @@ class TargetExplanation:
             "spelling": list(self.spelling) if self.spelling else None,
             "tied_to": self.tied_to,
             "why": self.keep.why if self.keep else None,
+            **({"do": list(self.do)} if self.do else {}),
             "holdings": [_holding_object(each) for each in self.holdings],
         }
 
@@ -80,6 +82,7 @@ class TargetExplanation:
             lines += [f"  {_VERBS[self.outcome]} the rule for {self.rule}", f"    {', '.join(facts)}"]
         if self.note:
             lines.append(f"    note: {self.note}")
+        lines += [f"    do: {each}" for each in self.do]
         if self.tied_to is not None:
             lines.append(f"    shares the storage of {self.tied_to}")
         if self.outcome == "absent":
@@ -141,7 +144,8 @@ def _explanation(
 ) -> TargetExplanation:
     rule = family.rule
     return TargetExplanation(
-        name, outcome, rule.text, rule.place, rule.note, family.leaf, at, dtype, spelling, twin, None, tuple(ranks), holdings
+        name, outcome, rule.text, rule.place, rule.note, family.leaf, at, dtype, spelling, twin, None, tuple(ranks), holdings,
+        family.do,
     )  # fmt: skip
 
 

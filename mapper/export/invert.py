@@ -12,7 +12,8 @@ from mapper.diagnostics import Diagnostic, finding
 from mapper.ops.dtypes import torch_name
 from mapper.plan.plan import Plan, Step
 from mapper.regions import Box, spell, uncovered, whole
-from mapper.transfer.copy import view_of, viewed
+from mapper.transfer.compute import undone
+from mapper.transfer.copy import view_of, viewed, woven_source, woven_target
 
 Parameters = Mapping[str, torch.Tensor]
 
@@ -44,32 +45,56 @@ def rebuilt(name: str, header: TensorHeader, parts: Sequence[Part]) -> tuple[tor
     seen = tensor if reading is None or reading.disk is None else viewed(tensor, reading.disk)
     findings: list[Diagnostic] = []
     done: list[Box] = []
+    written = torch.zeros(seen.shape, dtype=torch.bool) if any(part.step.weaves for part in parts) else None
     for part in parts:
-        values, fault = _values(name, part, tensor.dtype)
+        step = part.step
+        view = view_of(seen, step.source_box)
+        before = None if written is None else view_of(written, step.source_box)
+        if step.weaves:
+            assert before is not None
+            view, before = woven_source(view, step.weaves), woven_source(before, step.weaves)
+        values, fault = _values(name, part, tensor.dtype, tuple(view.shape))
         if fault is not None:
             return None, [fault]
         assert values is not None
-        view = view_of(seen, part.step.source_box)
-        known = [box for box in done if box == part.step.source_box]
-        if known and not _equal(view, values):
-            findings.append(finding("M704", subject=name, name=name, box=spell(part.step.source_box)))
+        is_known = bool(before.any()) if before is not None else step.source_box in done
+        if is_known and not _agree(view, values, before):
+            findings.append(finding("M704", subject=name, name=name, box=spell(step.source_box)))
         _bits(view).copy_(_bits(values))
-        done.append(part.step.source_box)
+        done.append(step.source_box)
+        if before is not None:
+            before.fill_(True)
+    if written is not None:
+        done = [] if not written.all() else [whole(seen.shape)]
     findings += _missing(name, tuple(seen.shape), done)
     return (None if findings else tensor), findings
 
 
-def _values(name: str, part: Part, dtype: torch.dtype) -> tuple[torch.Tensor | None, Diagnostic | None]:
+def _agree(view: torch.Tensor, values: torch.Tensor, before: torch.Tensor | None) -> bool:
+    """Whether the values are those that are there, as far as some were written before (None: all of them)."""
+    if before is None:
+        return _equal(view, values)
+    return torch.equal(_bits(view.contiguous())[before], _bits(values.contiguous())[before])
+
+
+def _values(
+    name: str, part: Part, dtype: torch.dtype, sizes: tuple[int, ...]
+) -> tuple[torch.Tensor | None, Diagnostic | None]:
+    """Return what the source's box of these sizes held, in its dtype, or why that is not known."""
     step = part.step
     if step.scale is not None:
         return None, finding("M701", subject=name, name=name, scale=step.scale)
     values = view_of(part.target.detach(), step.target_box)
     if values.dim() == len(step.source_box) + 1:
         values = values.squeeze(0)
-    values, is_equal = _unrepeated(values, [stop - start for start, stop in step.source_box])
+    if step.weaves:
+        values = woven_target(values, step.weaves)
+    values, is_equal = _unrepeated(values, sizes)
     if not is_equal:
         return None, finding("M706", subject=name, name=name, target=step.target)
     conversion = step.reading.conversion if step.reading is not None else None
+    if step.reading is not None and step.reading.values:
+        return _undone(name, step, values, dtype)
     if conversion is None or values.dtype == dtype:
         return values, None
     if conversion.by == "bitcast":
@@ -81,6 +106,28 @@ def _values(name: str, part: Part, dtype: torch.dtype) -> tuple[torch.Tensor | N
     if not _equal(back.to(values.dtype), values):
         return None, finding("M702", subject=name, name=name, dtype=str(dtype).removeprefix("torch."), target=step.target)
     return back, None
+
+
+def _undone(
+    name: str, step: Step, values: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor | None, Diagnostic | None]:
+    """Return the one stored value that gives each of `values`, or where there is none or several."""
+    assert step.reading is not None
+    ops = step.reading.values
+    opaque = next((op for op in ops if op.reads_whole), None)
+    if opaque is not None:
+        return None, finding("M708", subject=name, name=name, op=opaque.name, target=step.target)
+    conversion = step.reading.conversion
+    is_bitcast = conversion is not None and conversion.by == "bitcast"
+    stored = values.dtype if is_bitcast else dtype
+    found, unknown = undone(values, ops, stored)
+    if unknown is not None:
+        where, value = unknown
+        return None, finding(
+            "M709", subject=name, name=name, target=step.target, found=value, box=list(where),
+            op=", ".join(op.name for op in ops), dtype=str(stored).removeprefix("torch."),
+        )  # fmt: skip
+    return (found.view(dtype) if is_bitcast else found), None
 
 
 def _unrepeated(values: torch.Tensor, sizes: Sequence[int]) -> tuple[torch.Tensor, bool]:

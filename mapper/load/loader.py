@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -13,16 +13,17 @@ from torch import nn
 from mapper.checkpoint import Checkpoint
 from mapper.checkpoint.collector import collector_paused
 from mapper.compiler import Program
+from mapper.diagnostics import MapperError
 from mapper.export.export import MAX_SHARD_BYTES, ExportReport, export
-from mapper.ops.dtypes import num_bytes
+from mapper.ops.dtypes import is_narrower, num_bytes
 from mapper.plan.plan import Plan, Step, iter_steps, target_names
 from mapper.plan.ranges import ByteRange, byte_ranges
 from mapper.regions import Box, shape_of
 from mapper.report.load import LoadReport
 from mapper.session import UpdateSession
 from mapper.transfer.bind import Binding, Model, bind, materialize
-from mapper.transfer.copy import copy_box, copy_twins, fill_padding, read_as, view_of, viewed
-from mapper.transfer.dequantize import dequantize
+from mapper.transfer.compute import cast_fault
+from mapper.transfer.copy import copy_box, copy_twins, fill_padding, read_as, values_of
 from mapper.transfer.files import CheckpointFiles
 from mapper.transfer.scatter import scatter, takes_bytes
 from mapper.transfer.versions import require_versions, versions_of
@@ -90,11 +91,13 @@ class Loader:
         with torch.no_grad(), CheckpointFiles(checkpoint) as files:
             for file in {plan.tensors[step.source].file for step in steps}:
                 files.elements(file, "U8")  # a file that changed since its header was read is found before the first write
+            _require_range(files, plan, binding, steps)
             scatter(checkpoint, ranges, binding.tensors, progress=advance)
             for step in steps:
                 header = plan.tensors[step.source]
-                copy_box(binding.tensors[step.target], step.target_box, _read(files, plan, step), step.reading)
-                read += num_bytes(header.dtype, shape_of(step.source_box))
+                target = binding.tensors[step.target]
+                copy_box(target, step.target_box, _read(files, plan, step), step.reading, step.weaves)
+                read += num_bytes(header.dtype, step.shape_read)
                 if step.scale is not None:
                     read += num_bytes(plan.tensors[step.scale].dtype, shape_of(_scale_box(step)))
                 advance(_num_bytes(binding, step))
@@ -144,14 +147,22 @@ def _divided(plan: Plan, binding: Binding) -> tuple[list[ByteRange], list[Step]]
 def _read(files: CheckpointFiles, plan: Plan, step: Step) -> torch.Tensor:
     """Return the step's source box in the order of the target's axes: a view of the mapped file, or dequantised values."""
     header, reading = plan.tensors[step.source], step.reading
-    if reading is None or (reading.disk is None and reading.scaling is None):
+    if reading is None or (reading.disk is None and reading.scaling is None and reading.whole is None):
         return read_as(files.read_box(header, step.source_box), reading)
-    values = view_of(read_as(files.tensor(header), reading), step.source_box)
-    if reading.scaling is None:
-        return values
-    assert step.scale is not None
-    scales = view_of(viewed(files.tensor(plan.tensors[step.scale]), reading.scaling.disk), _scale_box(step))
-    return dequantize(values, step.source_box, scales, reading.scaling)
+    scales = None if step.scale is None else files.tensor(plan.tensors[step.scale])
+    return values_of(read_as(files.tensor(header), reading), step.source_box, reading, scales)
+
+
+def _require_range(files: CheckpointFiles, plan: Plan, binding: Binding, steps: Sequence[Step]) -> None:
+    """Raise MapperError where a cast could not hold a number, before anything is written."""
+    faults = []
+    for step in steps:
+        conversion = step.reading.conversion if step.reading is not None else None
+        if conversion is not None and conversion.by == "cast" and is_narrower(conversion.dtype, plan.tensors[step.source].dtype):
+            fault = cast_fault(step.source, _read(files, plan, step), binding.tensors[step.target].dtype)
+            faults += [] if fault is None else [fault]
+    if faults:
+        raise MapperError(list(dict.fromkeys(faults)))
 
 
 def _scale_box(step: Step) -> Box:
@@ -161,10 +172,7 @@ def _scale_box(step: Step) -> Box:
 
 
 def _num_bytes(binding: Binding, step: Step) -> int:
-    count = binding.tensors[step.target].element_size()
-    for start, stop in step.target_box:
-        count *= stop - start
-    return count
+    return binding.tensors[step.target].element_size() * step.num_written
 
 
 def _report(

@@ -169,4 +169,20 @@ MESSAGES: dict[str, Message] = {
         "Every expert needs at least one slot, and only experts of the model have one.",
         "Correct the table.",
     ),
+    "M340": Message(
+        "in the view {formula!r} of {dim!r}: {problem}",
+        "The sizes of a view's factors multiply to the size of the dim, or of the part that they are for; one factor may be "
+        "left out and follows.",
+        "Correct the sizes given with the view, or the rule's `dims`.",
+    ),
+    "M341": Message(
+        "the dim {dim!r} of {target} is interleaved from its parts in blocks of {block} elements, and {problem}",
+        "A rank's share of interleaved parts is whole blocks, each with its elements of every part.",
+        "Cut the dim with `joined: true` and units of whole blocks, without padding.",
+    ),
+    "M342": Message(
+        "`{op}`: {problem}",
+        "An operation on values computes with numbers of the target's dtype, for one source at a time.",
+        "Correct the operation, or add `cast`.",
+    ),
 }

@@ -38,6 +38,17 @@ MESSAGES: dict[str, Message] = {
         "What a narrowing cast took away cannot be told from what is left.",
         "Keep the tensor of the base checkpoint, or load the parameter in its stored dtype.",
     ),
+    "M708": Message(
+        "{name!r} cannot be written back: `{op}` has no inverse, {target!r} holds only its result",
+        "What went into a sum over the whole tensor cannot be told from what came out.",
+        "Keep the tensor of the base checkpoint.",
+    ),
+    "M709": Message(
+        "{name!r} cannot be written back: {target!r} holds {found} at {box}, and `{op}` makes that of no one value of {dtype}",
+        "An operation on values is undone only where exactly one stored value gives what the parameter holds; rounding "
+        "makes several values equal, and training makes others.",
+        "Keep the tensor of the base checkpoint, or store it in a wider dtype.",
+    ),
     "M710": Message(
         "rank {rank} has another {what} than rank 0: {found} and {expected}",
         "Ranks that plan from different inputs would fill one model from two worlds.",

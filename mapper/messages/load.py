@@ -39,6 +39,11 @@ MESSAGES: dict[str, Message] = {
         "A session is judged once, at `finish` or when its block ends; what comes later belongs to another update.",
         "Start a new session with `loader.update()`.",
     ),
+    "M613": Message(
+        "{name!r} holds {value}, which {dtype} cannot hold: {least} to {most}",
+        "A cast to fewer bits would wrap the number around and leave another one.",
+        "Check the checkpoint; or cast to a wider dtype.",
+    ),
     "M650": Message(
         "{path!r} changed since its header was read: expected {expected}, found {found}",
         "Offsets, dtypes and shapes are those of the file as it was; the bytes there now may be of other tensors.",

@@ -23,6 +23,11 @@ MESSAGES: dict[str, Message] = {
         "The format of the rule says how the bytes are read.",
         "Check quantization_config in the config, then the format's `dtype`.",
     ),
+    "M505": Message(
+        "{name!r} has the dtype {found}, and the rule computes with its values (`{op}`)",
+        "Values are computed in float32 and kept in their dtype, which has to be float16, bfloat16, float32 or float64.",
+        "Add `cast` to the rule, or check the checkpoint.",
+    ),
     "M506": Message(
         "the checkpoint has {name!r}, but {problem}",
         "A bias that every rank adds before the sum over ranks counts once per rank.",

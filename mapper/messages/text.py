@@ -150,6 +150,11 @@ MESSAGES: dict[str, Message] = {
         "A box has one range an axis; ranges count from 0 and end before `stop`.",
         "Write for example `[9, 0:2048]`.",
     ),
+    "M137": Message(
+        "{text!r} is no view; expected `AXES -> AXES`, each axis a dim or its factors in parentheses",
+        "A view names the factors of each axis in the order of the sources, then in the order of the target.",
+        "Write for example `(head part width) in -> (part head width) in`.",
+    ),
     "M140": Message(
         "there is no bundled spec or architecture named {name!r}",
         "A spec is found by its id, by an architecture it names, or by a path that ends in `.yaml`.",

@@ -45,6 +45,9 @@ DTYPES: dict[str, DType] = {
 
 BITS: dict[str, int] = {name: dtype.bits for name, dtype in DTYPES.items()}
 
+COMPUTED_DTYPES = frozenset({"F16", "BF16", "F32", "F64"})
+"""The dtypes whose values a rule may compute with."""
+
 _SAFETENSORS_NAMES = {dtype.torch_name: name for name, dtype in DTYPES.items() if dtype.torch_name is not None}
 
 
@@ -64,6 +67,19 @@ def safetensors_name(torch_name: str) -> str | None:
     'BF16'
     """
     return _SAFETENSORS_NAMES.get(torch_name.removeprefix("torch."))
+
+
+def is_narrower(dtype: str, than: str) -> bool:
+    """Return whether both are whole numbers and `dtype` does not hold all that `than` does.
+
+    >>> is_narrower('I32', 'I64'), is_narrower('I64', 'U32'), is_narrower('BF16', 'F32')
+    (True, False, False)
+    """
+    if not {dtype[0], than[0]} <= {"I", "U"}:
+        return False
+    if dtype[0] == than[0]:
+        return DTYPES[dtype].bits < DTYPES[than].bits
+    return dtype[0] == "U" or DTYPES[dtype].bits <= DTYPES[than].bits
 
 
 def num_bytes(dtype: str, shape: Iterable[int]) -> int:

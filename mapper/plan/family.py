@@ -13,6 +13,7 @@ from typing import Literal
 from mapper.diagnostics import Place
 from mapper.layout import Stage
 from mapper.pattern import IndexValue, Template
+from mapper.plan.weave import AxisView
 
 Domains = Mapping[str, tuple[IndexValue, ...]]
 
@@ -51,6 +52,7 @@ class Axis:
     """One axis of a target: logical sizes of the parts laid along it, and logical elements per element of the target.
 
     `fill` is what padding holds. `selected` is the only part that the target holds, where parts go to several targets.
+    `view` says how the elements of the sources, laid end to end, are rearranged (None: not at all).
     """
 
     dim: str
@@ -59,6 +61,12 @@ class Axis:
     cut: Cut | None
     fill: float = 0
     selected: int | None = None
+    view: AxisView | None = None
+
+    @property
+    def source_parts(self) -> tuple[int, ...]:
+        """The logical size of each part in the sources: less than in the target where elements are repeated."""
+        return self.parts if self.view is None else self.view.source_parts
 
     @property
     def stored_parts(self) -> tuple[int, ...]:
@@ -140,6 +148,20 @@ class Conversion:
 
 
 @dataclass(frozen=True, slots=True)
+class ValueOp:
+    """What is computed of a source's values: with `value`, or over the whole of the target's axis `axis`."""
+
+    name: Literal["neg_exp", "add", "multiply", "subtract_mean"]
+    value: float = 0
+    axis: int = 0
+
+    @property
+    def reads_whole(self) -> bool:
+        """Whether a slice of the result needs the whole source."""
+        return self.name == "subtract_mean"
+
+
+@dataclass(frozen=True, slots=True)
 class Family:
     """All targets of one rule, leaf and set of sizes.
 
@@ -148,7 +170,8 @@ class Family:
     header decides the shape. `alternatives` are ways to spell the sources, decided per rule; a tied family has none and
     names its twin in `tie`. `after` are the families behind whose slots this one's follow, along axis `append_axis`.
     `only_first` are mesh axes off whose first rank the target holds zeros. `refusal` says why the sources may not be
-    there, where the rule leaves open what they would mean. `reuses` marks a second reader of sources.
+    there, where the rule leaves open what they would mean. `reuses` marks a second reader of sources. `values` is what is
+    computed of the sources, in order; a target with `fill` holds that number and has no sources. `do` spells all operations.
     """
 
     number: int
@@ -171,6 +194,9 @@ class Family:
     append_axis: int | None = None
     only_first: tuple[str, ...] = ()
     refusal: str = ""
+    values: tuple[ValueOp, ...] = ()
+    fill: float | None = None
+    do: tuple[str, ...] = ()
 
     @property
     def parts_axis(self) -> int | None:

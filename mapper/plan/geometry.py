@@ -12,6 +12,7 @@ from itertools import product
 from typing import Protocol
 
 from mapper.plan.family import Axis, Cut
+from mapper.plan.weave import Strand, Weave
 from mapper.regions import Box, Interval, difference, volume, whole
 
 
@@ -40,13 +41,15 @@ class Run:
 class Segment:
     """A run along one axis in elements: of a part's own source, of a source that holds all parts, of the target.
 
-    Where the target's interval is k times as long, each element of the source is repeated k times.
+    Where the target's interval is k times as long, each element of the source is repeated k times. With a `weave`, only
+    what it takes of the source's interval is read, and only what it fills of the target's written.
     """
 
     part: int
     source: Interval
     joined: Interval
     target: Interval
+    weave: Weave | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +64,27 @@ class LocalAxis:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one source tensor gives to one target tensor on this rank; boxes leave out a stacked leading axis."""
+    """What one source tensor gives to one target tensor on this rank; boxes leave out a stacked leading axis.
+
+    `weaves` has an entry for each axis where one of them is woven, else it is empty.
+    """
 
     source: Box
     target: Box
+    weaves: tuple[Weave | None, ...] = ()
 
 
-def local_axis(axis: Axis, position: Position, *, stored: int | None = None) -> LocalAxis:
+def local_axis(axis: Axis, position: Position, *, stored: int | None = None, by_part: bool = False) -> LocalAxis:
     """Return the rank's share of one axis whose sources hold one element per `stored` logical ones (None: as the target).
 
-    The program has checked that no unit or block is cut.
+    `by_part` says that each part has a source of its own. The program has checked that no unit or block is cut.
     """
     segments: list[Segment] = []
     padding: list[Interval] = []
     stored = stored or axis.divisor
     at = joined = 0
+    if axis.view is not None:
+        return _viewed_axis(axis, position, axis.view.by_part if by_part else axis.view.joined)
     if axis.cut is not None and axis.cut.joined:
         return _joined_axis(axis, position, stored)
     for part, size in enumerate(axis.parts):
@@ -109,6 +118,35 @@ def _joined_axis(axis: Axis, position: Position, stored: int) -> LocalAxis:
     width = -(-share // axis.divisor)
     filled = max((segment.target[1] for segment in segments), default=0)
     return LocalAxis(width, tuple(segments), ((filled, width),) if filled < width else (), axis.fill)
+
+
+def _viewed_axis(axis: Axis, position: Position, strands: Sequence[Strand]) -> LocalAxis:
+    """Return the share of an axis whose elements are rearranged: of each strand, what lies in the rank's runs."""
+    cut = axis.as_cut
+    segments: list[Segment] = []
+    padding: list[Interval] = []
+    at = before = 0
+    for part, size in enumerate(cut.parts):
+        if axis.selected in (None, part):
+            runs, share = _shares(cut.cut, part, size, position)
+            width, filled = -(-share // axis.divisor), at
+            for run in runs:
+                start, stop = before + run.start // axis.divisor, before + -(-run.stop // axis.divisor)
+                shift = at + run.at // axis.divisor - start
+                segments += [each for strand in strands for each in _woven(strand, start, stop, shift)]
+                filled = max(filled, shift + stop)
+            if filled < at + width:
+                padding.append((filled, at + width))
+            at += width
+        before += -(-size // axis.divisor)
+    return LocalAxis(at, tuple(segments), tuple(padding), axis.fill)
+
+
+def _woven(strand: Strand, start: int, stop: int, shift: int) -> Iterator[Segment]:
+    for (low, high), (begin, end), weave in strand.threads(start, stop):
+        own = (strand.own_start + low, strand.own_start + high)
+        joined = (strand.start + low, strand.start + high)
+        yield Segment(-1 if strand.part is None else strand.part, own, joined, (begin + shift, end + shift), weave)
 
 
 def _segments(divisor: int, stored: int, part: int, run: Run, joined: int, at: int) -> Iterator[Segment]:
@@ -182,16 +220,16 @@ def pieces(axes: Sequence[LocalAxis], part: int | None, parts_axis: int | None) 
         [segment for segment in axis.segments if part is None or position != parts_axis or segment.part == part]
         for position, axis in enumerate(axes)
     ]
-    return tuple(
-        Piece(
-            tuple(
-                segment.joined if part is None and position == parts_axis else segment.source
-                for position, segment in enumerate(combination)
-            ),
-            tuple(segment.target for segment in combination),
-        )
-        for combination in product(*choices)
+    return tuple(_piece(combination, part, parts_axis) for combination in product(*choices))
+
+
+def _piece(segments: tuple[Segment, ...], part: int | None, parts_axis: int | None) -> Piece:
+    source = tuple(
+        segment.joined if part is None and position == parts_axis else segment.source
+        for position, segment in enumerate(segments)
     )
+    weaves = tuple(segment.weave for segment in segments)
+    return Piece(source, tuple(segment.target for segment in segments), weaves if any(weaves) else ())
 
 
 def padding_boxes(axes: Sequence[LocalAxis]) -> tuple[tuple[Box, float], ...]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import NamedTuple
 
 from mapper.diagnostics import Diagnostic, finding
 from mapper.pattern import IndexValue
-from mapper.plan.family import Conversion, DiskLayout, Family, SourceFamily
+from mapper.plan.family import Conversion, DiskLayout, Family, SourceFamily, ValueOp
 from mapper.plan.geometry import LocalAxis, Piece, local_axis, padding_boxes, pieces
 from mapper.plan.share import Share
-from mapper.regions import Box, spell, tiling_faults, whole
+from mapper.plan.weave import Weave
+from mapper.regions import Box, Interval, spell, tiling_faults, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +34,34 @@ class Scaling:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What lies between a source and its box: a view of the stored axes, scales, a change of dtype."""
+    """What lies between a source and its box: a view of the stored axes, scales, a change of dtype, computed values.
+
+    `whole` is the shape of the source in the order of the target's axes, where any slice needs all of it (else None).
+    """
 
     disk: DiskLayout | None
     conversion: Conversion | None
     scaling: Scaling | None = None
+    values: tuple[ValueOp, ...] = ()
+    whole: tuple[int, ...] | None = None
+
+
+class Move(NamedTuple):
+    """A box of a source, the box of a target that it fills, and the weaves between their axes (empty: none)."""
+
+    source: Box
+    target: Box
+    weaves: tuple[Weave | None, ...] = ()
+
+    @property
+    def spans(self) -> tuple[Box, Box]:
+        """The boxes from the first element read to the last, and from the first written to the last."""
+        if not self.weaves:
+            return self.source, self.target
+        lead = len(self.target) - len(self.source)
+        read = [None if weave is None else weave.read_span for weave in self.weaves]
+        written = [*[None] * lead, *(None if weave is None else weave.written_span for weave in self.weaves)]
+        return _within(self.source, read), _within(self.target, written)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +93,9 @@ def local_shape(family: Family, share: Share) -> LocalShape:
         slots = share.slots(family.stack)
         at_value = {value: at for at, value in enumerate(share.domains[family.stack])}
         positions = tuple(at_value[value] for value in slots)
-    padding = ((whole(inner), 0.0),) if _holds_zeros(family, share) else padding_boxes(axes)
+    padding = padding_boxes(axes)
+    if family.fill is not None or _holds_zeros(family, share):
+        padding = ((whole(inner), family.fill or 0.0),)
     own = _stacked(family, inner, slots)
     offset = sum(local_shape(other, share).own[family.append_axis or 0] for other in family.after)
     full = own
@@ -84,8 +112,26 @@ def source_pieces(family: Family, source: SourceFamily, share: Share) -> tuple[P
     if _holds_zeros(family, share) or source.scale_of is not None:
         return ()
     divisors = source.disk.divisors[1:] if source.holds_stack else source.disk.divisors
-    axes: list[LocalAxis] = [local_axis(axis, share, stored=stored) for axis, stored in zip(family.axes, divisors, strict=True)]
+    axes: list[LocalAxis] = [
+        local_axis(axis, share, stored=stored, by_part=source.part is not None and len(axis.parts) > 1)
+        for axis, stored in zip(family.axes, divisors, strict=True)
+    ]
     return pieces(axes, source.part, family.parts_axis)
+
+
+def scale_pieces(family: Family, sources: tuple[SourceFamily, ...], position: int, share: Share) -> tuple[Piece, ...]:
+    """Return the boxes that the scales at `position` are read for: those of the values that they belong to."""
+    values = sources[position].scale_of
+    assert values is not None, "the source holds values"
+    reading = reading_of(family, sources, values)
+    assert reading is not None
+    assert reading.scaling is not None
+    scaling, lead = reading.scaling, 1 if sources[values].holds_stack else 0
+    found = []
+    for piece in source_pieces(family, sources[values], share):
+        box = scaling.box((*[(0, 1)] * lead, *piece.source))[lead:]
+        found.append(Piece(box, piece.target))
+    return tuple(dict.fromkeys(found))
 
 
 def reading_of(family: Family, sources: tuple[SourceFamily, ...], position: int) -> Reading | None:
@@ -98,9 +144,13 @@ def reading_of(family: Family, sources: tuple[SourceFamily, ...], position: int)
         assert scale.disk is not None
         scaling = Scaling(scale.disk, source.disk.divisors, scale.disk.divisors)
     disk = source.disk if source.disk is not None and not source.disk.is_plain else None
-    if disk is None and scaling is None and family.conversion is None:
+    if disk is None and scaling is None and family.conversion is None and not family.values:
         return None
-    return Reading(disk, family.conversion, scaling)
+    values = family.values
+    if values and source.holds_stack:
+        values = tuple(replace(each, axis=each.axis + 1) for each in values)
+    seen = source.disk.seen if source.disk is not None and any(each.reads_whole for each in values) else None
+    return Reading(disk, family.conversion, scaling, values, seen)
 
 
 def placed(
@@ -109,19 +159,21 @@ def placed(
     shape: LocalShape,
     boxes: tuple[Piece, ...],
     slots: Mapping[int, int] | None,
-) -> Iterator[tuple[Box, Box]]:
-    """Yield (source box, target box) in full coordinates.
+) -> Iterator[Move]:
+    """Yield what a source gives to one target, in full coordinates.
 
     `slots` maps the slots that this source fills to its own positions along a stacked first axis (None: no stack).
     """
     if slots is None:
         for piece in boxes:
-            yield piece.source, _shifted(family, shape, piece.target)
+            yield Move(piece.source, _shifted(family, shape, piece.target), piece.weaves)
         return
     for slot, position in slots.items():
         for piece in boxes:
-            source_box = ((position, position + 1), *piece.source) if source.holds_stack else piece.source
-            yield source_box, _in_slot(family, shape, piece.target, slot)
+            source_box, weaves = piece.source, piece.weaves
+            if source.holds_stack:
+                source_box, weaves = ((position, position + 1), *source_box), (None, *weaves) if weaves else ()
+            yield Move(source_box, _in_slot(family, shape, piece.target, slot), weaves)
 
 
 def padding_of(family: Family, shape: LocalShape) -> Iterator[tuple[Box, float]]:
@@ -139,7 +191,7 @@ def padding_of(family: Family, shape: LocalShape) -> Iterator[tuple[Box, float]]
 def coverage_findings(family: Family, shape: LocalShape, filled: list[tuple[Piece, ...]], rank: int) -> Iterator[Diagnostic]:
     """Yield what keeps the boxes of all sources and the padding from tiling the inner shape exactly once."""
     place, target = family.rule.place, str(family.target)
-    boxes = [*(piece.target for source in filled for piece in source), *(box for box, _ in shape.padding)]
+    boxes = [*(box for source in filled for piece in source for box in written_boxes(piece)), *(box for box, _ in shape.padding)]
     faults = tiling_faults(shape.inner, boxes)
     faulty = [("M520", box) for box in faults.gaps]
     faulty += [("M521", box) for _, _, box in faults.overlaps]
@@ -154,6 +206,35 @@ def coverage_findings(family: Family, shape: LocalShape, filled: list[tuple[Piec
                 yield finding(
                     "M523", place=place, subject=target, target=target, rank=rank, slot=slot, index=family.stack, value=value
                 )
+
+
+def written_boxes(piece: Piece) -> list[Box]:
+    """Return the boxes of the target that a piece writes: one, unless it lies between the elements of others."""
+    if not piece.weaves:
+        return [piece.target]
+    return _spread(piece.target, [None if weave is None else weave.written() for weave in piece.weaves])
+
+
+def read_boxes(piece: Piece) -> list[Box]:
+    """Return the boxes of the source that a piece reads: one, unless it leaves out what lies in between."""
+    if not piece.weaves:
+        return [piece.source]
+    return _spread(piece.source, [None if weave is None else weave.read() for weave in piece.weaves])
+
+
+def _within(box: Box, parts: Sequence[Interval | None]) -> Box:
+    return tuple(
+        interval if part is None else (interval[0] + part[0], interval[0] + part[1])
+        for interval, part in zip(box, parts, strict=True)
+    )
+
+
+def _spread(box: Box, within: list[list[Interval] | None]) -> list[Box]:
+    choices = [
+        [interval] if parts is None else [(interval[0] + start, interval[0] + stop) for start, stop in parts]
+        for interval, parts in zip(box, within, strict=True)
+    ]
+    return list(product(*choices))
 
 
 def _holds_zeros(family: Family, share: Share) -> bool:

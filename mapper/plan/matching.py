@@ -13,7 +13,7 @@ from itertools import product
 
 from mapper.checkpoint import TensorHeader
 from mapper.diagnostics import Diagnostic, finding
-from mapper.ops.dtypes import torch_name
+from mapper.ops.dtypes import COMPUTED_DTYPES, torch_name
 from mapper.pattern import IndexValue, instantiate
 from mapper.plan.family import Axis, DiskLayout, Family, SkipRule, SourceFamily
 
@@ -159,6 +159,7 @@ def _match_family(
         absent, incomplete = _missing_targets(family, alternative, names, found, missing)
     kinds: set[str] = set()
     refused: set[str] = set()
+    computes = bool(family.values) and family.conversion is None
     for source, spelled, headers in zip(alternative, names, found, strict=True):
         present = (
             [name for name, header in zip(spelled, headers, strict=True) if header is not None]
@@ -182,6 +183,10 @@ def _match_family(
             if allowed and header[0] not in allowed:
                 refused.add(name)
                 wrong.append(_wrong_dtype(family, name, allowed, header))
+            if computes and header[0] not in COMPUTED_DTYPES:
+                refused.add(name)
+                do = ", ".join(family.do)
+                wrong.append(finding("M505", place=family.rule.place, subject=name, name=name, found=header.dtype, op=do))
     headers_by_target = _headers(family, alternative, found, kinds, names, refused, wrong)
     return MatchedFamily(family, alternative, absent, incomplete, headers_by_target, tuple(found))
 

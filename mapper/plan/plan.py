@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product, repeat
+from math import prod
 from typing import NamedTuple
 
 from mapper.checkpoint import TensorHeader
@@ -19,7 +20,8 @@ from mapper.plan.geometry import Piece
 from mapper.plan.local import LocalShape, Reading, coverage_findings, local_shape, padding_of, placed, reading_of, source_pieces
 from mapper.plan.matching import Combination, MatchedFamily, Matching
 from mapper.plan.share import Share
-from mapper.regions import Box, whole
+from mapper.plan.weave import Weave
+from mapper.regions import Box, shape_of, volume, whole
 
 
 class Step(NamedTuple):
@@ -27,7 +29,8 @@ class Step(NamedTuple):
 
     The source box is in the order of the target's axes, after `reading` (None: as it lies on disk). Where the target's box
     is k times as long along an axis, each element is repeated k times; a stacked target has one axis more, of one slot.
-    `scale` is the tensor of the scales that the values are multiplied by, where the reading has a scaling.
+    `scale` is the tensor of the scales that the values are multiplied by, where the reading has a scaling. `weaves` has an
+    entry for each axis of the source where one of them is woven.
     """
 
     source: str
@@ -36,6 +39,27 @@ class Step(NamedTuple):
     target_box: Box
     reading: Reading | None = None
     scale: str | None = None
+    weaves: tuple[Weave | None, ...] = ()
+
+    @property
+    def shape_read(self) -> tuple[int, ...]:
+        """The elements of the source, along each axis, that are read for this step; all of it where an op needs the whole."""
+        if self.reading is not None and self.reading.whole is not None:
+            return self.reading.whole
+        sizes = shape_of(self.source_box)
+        if not self.weaves:
+            return sizes
+        woven = zip(sizes, self.weaves, strict=True)
+        return tuple(size if weave is None else weave.num_read for size, weave in woven)
+
+    @property
+    def num_written(self) -> int:
+        """How many elements of the target the step fills."""
+        count = volume(self.target_box)
+        for weave in self.weaves:
+            if weave is not None:
+                count = count // prod(weave.target_sizes) * weave.num_written
+        return count
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +182,8 @@ def iter_steps(local: LocalFamily) -> Iterator[Step]:
             elif boxes:
                 scale_names = [name for name, _ in _slots_by_name(local, scale, fixed)] if scale is not None else repeat(None)
                 for (name, slots), scale_name in zip(_slots_by_name(local, source, fixed), scale_names, strict=False):
-                    for source_box, target_box in placed(family, source, local.shape, boxes, slots):
-                        yield Step(name, source_box, target, target_box, reading, scale_name)
+                    for move in placed(family, source, local.shape, boxes, slots):
+                        yield Step(name, move.source, target, move.target, reading, scale_name, move.weaves)
 
 
 def source_names_read(local: LocalFamily) -> Iterator[list[str]]:

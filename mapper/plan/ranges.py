@@ -32,7 +32,8 @@ class _Run(NamedTuple):
 def byte_ranges(local: LocalFamily) -> list[ByteRange] | None:
     """Return the copies of a family on one rank, or None where one of them is more than a run of bytes."""
     if local.shape is None:
-        return list(_whole_tensors(local)) if local.matched.family.conversion is None else None
+        family = local.matched.family
+        return None if family.values or family.conversion is not None else list(_whole_tensors(local))
     ranges: list[ByteRange] = []
     for position, source in enumerate(local.matched.sources):
         if not local.pieces[position]:
@@ -84,9 +85,9 @@ def _runs(local: LocalFamily, position: int) -> list[_Run] | None:
     runs: list[_Run] = []
     for slot in slots:
         of_slot = None if slot < 0 else {slot: shape.positions[slot] if source.holds_stack and shape.positions else 0}
-        for source_box, target_box in placed(family, source, shape, local.pieces[position], of_slot):
-            read, written = contiguous(source.disk.shape, source_box), contiguous(shape.full, target_box)
-            if read is None or written is None or read[1] != written[1]:
+        for move in placed(family, source, shape, local.pieces[position], of_slot):
+            read, written = contiguous(source.disk.shape, move.source), contiguous(shape.full, move.target)
+            if move.weaves or read is None or written is None or read[1] != written[1]:
                 return None
             runs.append(_Run(slot, read[0] * width, read[1] * width, written[0] * width))
     return runs
@@ -96,7 +97,7 @@ def _keeps_bits(reading: Reading | None, dtype: str) -> bool:
     """Return whether the target's bytes are those on disk: read in that order, of a dtype of the same width."""
     if reading is None:
         return True
-    if reading.disk is not None or reading.scaling is not None:
+    if reading.disk is not None or reading.scaling is not None or reading.values:
         return False
     conversion = reading.conversion
     assert conversion is not None

@@ -12,7 +12,7 @@ from mapper.folding import fold
 from mapper.ops.dtypes import num_bytes
 from mapper.pattern import IndexValue, Template
 from mapper.plan.geometry import Piece
-from mapper.plan.local import padding_of
+from mapper.plan.local import padding_of, read_boxes
 from mapper.plan.plan import LocalFamily, Plan, Step, iter_steps, target_names
 from mapper.regions import Box, shape_of, spell, volume
 
@@ -35,7 +35,7 @@ class PlannedRule:
     """What one rule and leaf does on this rank, for targets of one dtype and shape.
 
     `num_slots` is the size of a stacked target's leading axis; `num_bytes` are those of all targets together, and
-    `num_bytes_read` those of the boxes that are read for them.
+    `num_bytes_read` those that are read for them: the boxes, or all of each source where an operation `reads_whole`.
     """
 
     rule: str
@@ -50,6 +50,8 @@ class PlannedRule:
     num_bytes_read: int
     sources: tuple[PlannedSources, ...]
     padding: tuple[Box, ...]
+    do: tuple[str, ...] = ()
+    reads_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +173,11 @@ def _planned_rules(local: LocalFamily, plan: Plan) -> Iterator[PlannedRule]:
             shape=shape,
             num_slots=_num_slots(local),
             num_bytes=num_bytes(dtype, shape) * len(names) if dtype else 0,
-            num_bytes_read=sum(_bytes_read(each, dtype, volume_of_whole) for each in sources) if dtype else 0,
+            num_bytes_read=sum(_bytes_read(local, each, dtype, volume_of_whole) for each in sources) if dtype else 0,
             sources=sources,
             padding=_padding(local),
+            do=family.do,
+            reads_whole=any(each.reads_whole for each in family.values),
         )
 
 
@@ -187,8 +191,14 @@ def _padding(local: LocalFamily) -> tuple[Box, ...]:
     return () if local.shape is None else tuple(box for box, _ in padding_of(local.matched.family, local.shape))
 
 
-def _bytes_read(sources: PlannedSources, dtype: str, whole: int) -> int:
-    return sources.count * sum(num_bytes(dtype, shape_of(piece.source)) if piece.source else whole for piece in sources.boxes)
+def _bytes_read(local: LocalFamily, sources: PlannedSources, dtype: str, whole: int) -> int:
+    family = local.matched.family
+    if any(each.reads_whole for each in family.values):
+        disk = local.matched.sources[0].disk
+        assert disk is not None, "an operation over a dim has dims"
+        return sources.count * len(sources.boxes) * num_bytes(dtype, disk.shape)
+    boxes = (box for piece in sources.boxes for box in (read_boxes(piece) if piece.source else [None]))
+    return sources.count * sum(whole if box is None else num_bytes(dtype, shape_of(box)) for box in boxes)
 
 
 def _planned_sources(local: LocalFamily) -> tuple[PlannedSources, ...]:
@@ -217,7 +227,7 @@ def _listed_sources(
         by_source: dict[str, list[Piece]] = {}
         for step in steps.get(name, ()):
             box = step.target_box[1:] if is_stacked else step.target_box
-            by_source.setdefault(step.source, []).append(Piece(step.source_box, box))
+            by_source.setdefault(step.source, []).append(Piece(step.source_box, box, step.weaves))
         for source, boxes in by_source.items():
             groups.setdefault(tuple(boxes), {})[source] = None
     return tuple(PlannedSources(tuple(map(str, fold(found))), len(found), boxes) for boxes, found in groups.items())
@@ -251,8 +261,12 @@ def _rule_lines(rule: PlannedRule) -> list[str]:
         for piece in source.boxes:
             box = ", ".join(filter(None, [slots, spell(piece.target)[1:-1]]))
             to = f"[{box}]" if box else "all of it"
-            lines.append(f"  {', '.join(source.names)}{_box(piece.source)} -> {to}")
+            runs = f" (in {len(read_boxes(piece)):,} runs)" if len(read_boxes(piece)) > 1 else ""
+            lines.append(f"  {', '.join(source.names)}{_box(piece.source)} -> {to}{runs}")
     lines += [f"  padding {_box(box)}" for box in rule.padding if volume(box)]
+    lines += [f"  do {each}" for each in rule.do]
+    if rule.reads_whole:
+        lines.append(f"  reads every source whole: {rule.num_bytes_read:,} bytes")
     return lines
 
 
@@ -281,4 +295,5 @@ def _rule_object(rule: PlannedRule) -> dict[str, object]:
             for each in rule.sources
         ],
         "padding": list(rule.padding),
+        **({"do": list(rule.do), "reads_whole": rule.reads_whole} if rule.do else {}),
     }

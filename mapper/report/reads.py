@@ -6,6 +6,7 @@ from collections.abc import Hashable, Iterator
 
 from mapper.diagnostics import Diagnostic, finding
 from mapper.plan.geometry import Piece
+from mapper.plan.local import read_boxes
 from mapper.plan.matching import MatchedFamily
 from mapper.plan.plan import LocalFamily
 from mapper.regions import spell, uncovered, whole
@@ -40,6 +41,7 @@ class Reads:
         for position, source in enumerate(matched.sources):
             if source.disk is not None and source.scale_of is None:
                 shape = source.disk.seen[1:] if source.holds_stack else source.disk.seen
-                for box in uncovered(whole(shape), sorted(piece.source for piece in self._pieces[key, position])):
+                boxes = sorted(box for piece in self._pieces[key, position] for box in read_boxes(piece))
+                for box in uncovered(whole(shape), boxes):
                     name = str(source.template)
                     yield finding("M535", place=family.rule.place, subject=name, name=name, box=spell(box))

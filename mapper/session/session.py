@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from math import prod
 from types import TracebackType
 
 import torch
@@ -14,19 +15,19 @@ from mapper.checkpoint import TensorHeader
 from mapper.compiler import Program
 from mapper.compiler.resolve import Claim, Resolution, is_here
 from mapper.diagnostics import Diagnostic, MapperError, finding
-from mapper.ops.dtypes import safetensors_name, torch_name
+from mapper.ops.dtypes import COMPUTED_DTYPES, is_narrower, safetensors_name, torch_name
 from mapper.pattern import IndexValue
 from mapper.plan.family import Family
 from mapper.plan.geometry import Piece
-from mapper.plan.local import LocalShape, Reading, local_shape, placed, reading_of, source_pieces
+from mapper.plan.local import LocalShape, Move, Reading, local_shape, placed, reading_of, source_pieces
 from mapper.plan.matching import match
-from mapper.plan.plan import assemble
+from mapper.plan.plan import Step, assemble
 from mapper.plan.share import Share
-from mapper.regions import Box, whole
+from mapper.regions import whole
 from mapper.report.load import LoadReport
 from mapper.transfer.bind import Model, bind, declare, model_tensors
-from mapper.transfer.copy import copy_box, copy_twins, fill_padding, read_as, view_of, viewed
-from mapper.transfer.dequantize import dequantize
+from mapper.transfer.compute import cast_fault
+from mapper.transfer.copy import copy_box, copy_twins, fill_padding, read_as, values_of, view_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class UpdateSession:
                 claims = tuple(claim for claim in claims if is_here(claim, self._program.share))
                 if all(claim.family.reuses for claim in claims) and not all(each.family.reuses for each in resolution.claims):
                     self._owned_elsewhere.add(name)
-            findings = [fault for claim in claims for fault in self._faults(claim, name, header)]
+            findings = [fault for claim in claims for fault in self._faults(claim, name, header, tensor)]
             if findings:
                 raise MapperError(findings)
             with torch.no_grad():
@@ -169,7 +170,7 @@ class UpdateSession:
     def _best(self, claim: Claim) -> int:
         return min(self._chosen.get(claim.family.rule.number, claim.alternative), claim.alternative)
 
-    def _faults(self, claim: Claim, name: str, header: TensorHeader) -> list[Diagnostic]:
+    def _faults(self, claim: Claim, name: str, header: TensorHeader, tensor: torch.Tensor) -> list[Diagnostic]:
         """Return what is wrong with the tensor or its targets; nothing has been written yet."""
         family, source, intake = claim.family, claim.source, self._intake(claim)
         findings: list[Diagnostic] = []
@@ -177,13 +178,26 @@ class UpdateSession:
             family.refusal
             or (source.disk is not None and header.shape != source.disk.shape)
             or (source.dtypes and header.dtype not in source.dtypes)
+            or (family.values and header.dtype not in COMPUTED_DTYPES)
         ):
             one = replace(source, domains={index: (value,) for index, value in claim.bindings.items()})
             narrowed = replace(family, domains={**family.domains, **one.domains}, alternatives=((one,),))
             findings += [each for each in match([narrowed], (), {name: header}).findings if each.subject == name]
+        conversion = family.conversion
+        if not findings and conversion is not None and conversion.by == "cast" and is_narrower(conversion.dtype, header.dtype):
+            findings += self._range_faults(claim, name, tensor)
         for target in self._target_names(claim):
             findings += self._target_faults(family, target, header, intake)
         return findings
+
+    def _range_faults(self, claim: Claim, name: str, tensor: torch.Tensor) -> list[Diagnostic]:
+        """Return M613 where a number among what is taken of the tensor does not fit the target's dtype."""
+        intake = self._intake(claim)
+        read = read_as(tensor, intake.reading)
+        dtypes = [self._tensors[each].dtype for each in self._target_names(claim) if each in self._tensors]
+        moves = _moves(claim, intake, tuple(tensor.shape))
+        faults = (cast_fault(name, view_of(read, move.source), dtype) for move in moves for dtype in dtypes[:1])
+        return [fault for fault in faults if fault is not None][:1]
 
     def _target_faults(self, family: Family, name: str, header: TensorHeader, intake: _Intake) -> list[Diagnostic]:
         model, place = self._declared.get(name), family.rule.place
@@ -236,20 +250,13 @@ class UpdateSession:
     def _copy(self, claim: Claim, tensor: torch.Tensor, scales: torch.Tensor | None) -> None:
         """Write every slice of this rank that the claimed source fills, times its scales where it has any."""
         intake = self._intake(claim)
-        boxes = list(_boxes(claim, intake, tuple(tensor.shape)))
+        moves = list(_moves(claim, intake, tuple(tensor.shape)))
         read = read_as(tensor, intake.reading)
         for name in self._target_names(claim):
             target = self._tensors[name]
-            for source_box, target_box in boxes:
-                view = view_of(read, source_box)
-                self._bytes += view.numel() * view.element_size()
-                if scales is not None:
-                    assert intake.reading is not None
-                    assert intake.reading.scaling is not None
-                    scaling = intake.reading.scaling
-                    factors = view_of(viewed(scales, scaling.disk), scaling.box(source_box))
-                    view = dequantize(view, source_box, factors, scaling)
-                copy_box(target, target_box, view, intake.reading)
+            for move in moves:
+                self._bytes += _num_read(move, intake.reading) * read.element_size()
+                copy_box(target, move.target, values_of(read, move.source, intake.reading, scales), intake.reading, move.weaves)
 
     def _intake(self, claim: Claim) -> _Intake:
         key = (claim.family.number, claim.alternative, claim.position)
@@ -282,10 +289,10 @@ def _intake_of(claim: Claim, share: Share) -> _Intake:
     return _Intake(reading, local_shape(family, share), source_pieces(family, source, share))
 
 
-def _boxes(claim: Claim, intake: _Intake, shape: tuple[int, ...]) -> Iterator[tuple[Box, Box]]:
-    """Yield (source box, target box) of everything that the claimed source gives to one of its targets."""
+def _moves(claim: Claim, intake: _Intake, shape: tuple[int, ...]) -> Iterator[Move]:
+    """Yield everything that the claimed source gives to one of its targets."""
     if intake.shape is None:
-        yield whole(shape), whole(shape)
+        yield Move(whole(shape), whole(shape))
         return
     slots: dict[int, int] | None = None
     if intake.shape.slots is not None:
@@ -294,6 +301,10 @@ def _boxes(claim: Claim, intake: _Intake, shape: tuple[int, ...]) -> Iterator[tu
         filled = enumerate(zip(intake.shape.slots, intake.shape.positions, strict=True))
         slots = {slot: position for slot, (each, position) in filled if value is None or each == value}
     yield from placed(claim.family, claim.source, intake.shape, intake.pieces, slots)
+
+
+def _num_read(move: Move, reading: Reading | None) -> int:
+    return prod(Step("", move.source, "", move.target, reading, None, move.weaves).shape_read)
 
 
 def _header(name: str, tensor: torch.Tensor) -> TensorHeader:

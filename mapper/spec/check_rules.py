@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from mapper.diagnostics import Diagnostic, Place, finding
 from mapper.messages.suggest import did_you_mean
 from mapper.pattern import Pattern
+from mapper.spec.check_operations import iter_value_operation_findings
 from mapper.spec.model import Format, Group, Item, Operations, Rule, Runtime, Shard, Source, SourceAlternative, Spec
 from mapper.spec.scope import (
     BASE_AXES,
@@ -106,7 +107,6 @@ def _iter_rule_findings(rule: Rule, context: RuleContext) -> Iterator[Diagnostic
     for dim in (rule.dims or {}).values():
         for size in dim.sizes:
             yield from iter_name_findings(size, scope, dim.place)
-    yield from iter_operation_findings(rule.do, scope)
     yield from _iter_shard_findings(rule, context)
     yield from _iter_leaf_findings(rule)
     yield from _iter_index_findings(rule, context)
@@ -209,6 +209,7 @@ def _iter_format_findings(rule: Rule, context: RuleContext) -> Iterator[Diagnost
         return
     has_leaf = LEAF in rule.targets[0].names
     formats = [context.formats[name] for name in _format_names(rule)] if has_leaf else []
+    yield from iter_value_operation_findings(rule, context.scope, formats)
     yield from _iter_dim_findings(rule, formats)
     for other in formats[1:]:
         first, second = _target_leaves(formats[0]), _target_leaves(other)

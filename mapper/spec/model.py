@@ -187,6 +187,46 @@ Operations = Mapping[str, tuple[Operation, ...]]
 
 
 @dataclass(frozen=True, slots=True)
+class Formula:
+    """`(head part width) in -> (part head width) in`: the factors of each axis on both sides; a bare dim is one factor.
+
+    `bare` says of each axis of the left side whether it is a dim by its name.
+    """
+
+    text: str
+    left: tuple[tuple[str, ...], ...]
+    right: tuple[tuple[str, ...], ...]
+    bare: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ValueOperation:
+    """One step of a rule's `do`. What it takes depends on its name.
+
+    A `formula` has the sizes of its factors in `sizes`, more than one for a factor that has one in each part; `parts` are
+    the parts it is for, counted from 1 (none: the dim as a whole). `value` is a number, `dim` the name of a dim.
+    """
+
+    name: Literal["view", "repeat", "neg_exp", "add", "multiply", "fill", "subtract_mean"]
+    formula: Formula | None
+    sizes: Mapping[str, tuple[Expression, ...]]
+    parts: tuple[int, ...]
+    value: Expression | None
+    dim: str
+    place: Place
+
+    @property
+    def text(self) -> str:
+        """The operation as a report names it."""
+        given = self.formula.text if self.formula else self.value.text if self.value else self.dim
+        return f"{self.name} {given}".strip()
+
+
+# The operations of each leaf by name; those under the empty name are for every leaf.
+ValueOperations = Mapping[str, tuple[ValueOperation, ...]]
+
+
+@dataclass(frozen=True, slots=True)
 class Rule:
     """One mapping from sources to a target. Patterns are relative to the groups around the rule.
 
@@ -207,7 +247,7 @@ class Rule:
     bitcast: Expression | None
     optional: bool
     stage: Expression | None
-    do: Operations | None
+    do: ValueOperations
     tie: Pattern | None
     reuse: bool
     when: Expression | None

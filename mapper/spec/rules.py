@@ -20,6 +20,7 @@ from mapper.spec.model import (
     SourceAlternative,
 )
 from mapper.spec.names import parse_lets
+from mapper.spec.operations import parse_value_operations
 from mapper.spec.scalars import (
     Findings,
     boolean,
@@ -121,7 +122,7 @@ def _rule(node: Mapping, targets: tuple[tuple[Pattern, Node], ...], findings: Fi
         bitcast=optional_expression(node.get("bitcast"), findings),
         optional=boolean(node.get("optional")),
         stage=optional_expression(node.get("stage"), findings),
-        do=parse_operations(node.get("do"), findings),
+        do=parse_value_operations(node.get("do"), findings),
         tie=None if tie is None else pattern_of(tie, findings),
         reuse=boolean(node.get("reuse")),
         when=optional_expression(node.get("when"), findings),

@@ -31,7 +31,7 @@ from mapper.transfer.files import CheckpointFiles
 MOUNT = "language_model"
 KEPT_SHAPE = (3,)
 UNSUPPORTED = "M310"
-NOT_INVERTIBLE = {"M701", "M702", "M707"}
+NOT_INVERTIBLE = {"M701", "M702", "M707", "M708", "M709"}
 
 
 class NotBuilt(Exception):
@@ -146,7 +146,7 @@ def check_round_trip(example: Example) -> None:
             codes = {each.code for each in refused}
             assert codes <= NOT_INVERTIBLE, f"the export is refused with {codes}: {refused[0].message}"
             assert not folder.exists(), "a refused export has left files"
-            lossy = {step.source for plan, _ in plans for step in plan.steps() if step.scale or is_cast(step)}
+            lossy = {step.source for plan, _ in plans for step in plan.steps() if step.scale or changes_values(step)}
             assert {each.subject for each in refused} <= lossy, "a tensor that nothing was done to is refused"
             return
         again = Checkpoint.open(str(folder))
@@ -166,9 +166,12 @@ def _refused_export(
     return ()
 
 
-def is_cast(step: Step) -> bool:
-    """Return whether the step converts values."""
-    return step.reading is not None and step.reading.conversion is not None and step.reading.conversion.by == "cast"
+def changes_values(step: Step) -> bool:
+    """Return whether the step casts values or computes with them."""
+    reading = step.reading
+    if reading is None:
+        return False
+    return bool(reading.values) or (reading.conversion is not None and reading.conversion.by == "cast")
 
 
 def check_in_place(example: Example) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
 from mapper.ops.dtypes import torch_name
 from mapper.plan.family import DiskLayout
 from mapper.plan.local import Reading
-from mapper.regions import Box
+from mapper.plan.weave import Weave
+from mapper.regions import Box, whole
+from mapper.transfer.compute import computed, dtype_after
+from mapper.transfer.dequantize import dequantize
 
 
 def view_of(tensor: torch.Tensor, box: Box) -> torch.Tensor:
@@ -36,18 +39,75 @@ def viewed(source: torch.Tensor, disk: DiskLayout) -> torch.Tensor:
     return source if disk.is_plain else source.reshape(disk.viewed).permute(disk.order)
 
 
-def copy_box(target: torch.Tensor, target_box: Box, source: torch.Tensor, reading: Reading | None = None) -> None:
+def values_of(
+    source: torch.Tensor, box: Box, reading: Reading | None, scales: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the values for `box` of a source that is in the order of the target's axes, times their scales where it has any.
+
+    Operations that need the whole source are done to it here; a slice is enough for the others, which `copy_box` does.
+    """
+    if reading is None or (reading.scaling is None and reading.whole is None):
+        return view_of(source, box)
+    taken = box if reading.whole is None else whole(reading.whole)
+    values = view_of(source, taken)
+    if reading.scaling is not None:
+        assert scales is not None, "values with scales come with them"
+        factors = view_of(viewed(scales, reading.scaling.disk), reading.scaling.box(taken))
+        values = dequantize(values, taken, factors, reading.scaling)
+    if reading.whole is not None:
+        dtype = values.dtype if reading.conversion is None else _dtype(reading.conversion.dtype)
+        values = view_of(computed(values, reading.values, dtype), box)
+    return values
+
+
+def copy_box(
+    target: torch.Tensor,
+    target_box: Box,
+    source: torch.Tensor,
+    reading: Reading | None = None,
+    weaves: Sequence[Weave | None] = (),
+) -> None:
     """Copy `source` to a box of `target`.
 
     The box of a stacked target has one leading slot that the source does not have. Where the box is k times as long as the
-    source, each element is repeated k times. Dtypes are equal, unless the reading says that values are cast.
+    source, each element is repeated k times. Dtypes are equal, unless the reading says that values are cast. `weaves` has
+    an entry for each axis of the source, where what is copied lies between other elements or in another order.
     """
     view = view_of(target, target_box)
     if view.dim() == source.dim() + 1:
         view = view.squeeze(0)
+    if weaves:
+        source, view = woven_source(source, weaves), woven_target(view, weaves)
     is_cast = reading is not None and reading.conversion is not None and reading.conversion.by == "cast"
+    if reading is not None and reading.values and reading.whole is None:
+        source = computed(source, reading.values, dtype_after(source.dtype, reading, view.dtype))
     assert is_cast or view.dtype == source.dtype, f"{view.dtype} from {source.dtype}"
     _copy(view, source)
+
+
+def woven_source(source: torch.Tensor, weaves: Sequence[Weave | None]) -> torch.Tensor:
+    """Return a view of the box of a source with its woven axes as factors, in the target's order, of what is taken.
+
+    To take an axis apart is a view whatever its stride.
+    """
+    order: list[int] = []
+    box: list[tuple[int, int]] = []
+    split: list[int] = []
+    for size, weave in zip(source.shape, weaves, strict=True):
+        order += [len(split) + position for position in (weave.order if weave is not None else (0,))]
+        split += weave.sizes if weave is not None else (size,)
+        box += weave.box if weave is not None else ((0, size),)
+    return view_of(source.view(split).permute(order), tuple(box))
+
+
+def woven_target(target: torch.Tensor, weaves: Sequence[Weave | None]) -> torch.Tensor:
+    """Return a view of the box of a target with its woven axes as factors, of what is filled."""
+    box: list[tuple[int, int]] = []
+    split: list[int] = []
+    for size, weave in zip(target.shape, weaves, strict=True):
+        split += weave.target_sizes if weave is not None else (size,)
+        box += weave.target_box if weave is not None else ((0, size),)
+    return view_of(target.view(split), tuple(box))
 
 
 def _copy(view: torch.Tensor, source: torch.Tensor) -> None:

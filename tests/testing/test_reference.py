@@ -292,10 +292,9 @@ def test_requirements_make_layouts_illegal():
     assert layout_fault(spec_from(text), config={}, runtime="engine", layout=Layout(tp=2)) == "only one"
 
 
-def test_what_the_reference_does_not_know_is_refused_by_name():
-    spec = engine(["{target: w, dims: {a: 4, b: 2}, do: [{view: '(h b) a -> (b h) a', h: 2}]}"])
-    with pytest.raises(NotImplementedError, match="do"):
-        load(spec, {"w": numbered(4, 2)})
+def test_values_are_rearranged_and_computed_on_whole_arrays():
+    spec = engine(["{target: w, dims: {a: 4, b: 2}, do: [{view: '(h r) b -> (r h) b', h: 2}, {add: 1}]}"])
+    assert load(spec, {"w": numbered(4, 2)}).targets["w"].tolist() == [[1, 2], [5, 6], [3, 4], [7, 8]]
 
 
 def golden_ranks(family):

@@ -11,12 +11,14 @@ from mapper.spec.model import Spec
 from mapper.testing.reference.evaluate import Misfit, evaluate
 from mapper.testing.reference.grids import Line, lines_of, stored_shape
 from mapper.testing.reference.load import spelled_skips
+from mapper.testing.reference.operations import operations_of
 from mapper.testing.reference.rules import flat_rules
 from mapper.testing.reference.units import Piece, Unit, units_of
 from mapper.testing.reference.whole import Plan, check_cuts, plan_of, stored_lines
 from mapper.testing.reference.world import Config, World, world_of
 
 Shape = tuple[int, ...]
+COMPUTING = {"neg_exp", "add", "multiply", "subtract_mean"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,8 @@ class Declared:
     """One source that a rule reads. `shape` and `dtype` are None where the spec leaves them to the file.
 
     `group` is equal for the sources that are present or absent together: one leaf of one rule. `refused` says that the
-    source must not be there: a leaf without a cut dim, of which the rule does not say what the ranks hold.
+    source must not be there: a leaf without a cut dim, of which the rule does not say what the ranks hold. `is_computed`
+    says that the rule computes with the source's values.
     """
 
     name: str
@@ -39,6 +42,7 @@ class Declared:
     is_reused: bool
     passes_over_others: bool
     is_cast: bool = False
+    is_computed: bool = False
 
 
 def declared_sources(
@@ -107,6 +111,7 @@ def _declared(unit: Unit, world: World) -> Iterator[Declared]:
                     is_reused=unit.flat.rule.reuse,
                     passes_over_others=unit.flat.rule.others == "skip",
                     is_cast=_is_cast(unit, piece, world),
+                    is_computed=any(each.name in COMPUTING for each in operations_of(unit.flat.rule, piece.leaf)),
                 )
 
 
@@ -128,10 +133,10 @@ def _is_refused(unit: Unit, plan: Plan) -> bool:
 
 def _shape(unit: Unit, piece: Piece, number: int, half: int, plan: Plan, world: World) -> Shape:
     scope = unit.scope(world)
-    sizes = dict(plan.sizes)
+    sizes = dict(plan.source_sizes)
     if len(unit.pieces) > 1:
         assert plan.parts is not None
-        sizes[plan.parts] = (plan.sizes[plan.parts][number],)
+        sizes[plan.parts] = (sizes[plan.parts][number],)
     if piece.leaf is not None and piece.leaf.dequantize is not None:
         leading = [Line(dim, 1, ()) for dim in plan.leading]
         return stored_shape([*leading, *lines_of(piece.leaf.dequantize[half].dims, scope)], sizes, {})

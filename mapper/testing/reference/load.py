@@ -120,7 +120,7 @@ def _needed(unit: Unit, world: World) -> set[str]:
     stacked = unit.flat.stacked()
     needed: set[str] = set()
     for piece in unit.pieces:
-        if piece.holds_stack or not stacked:
+        if piece.holds_stack or not stacked or not piece.names:
             needed.update(name for names in piece.names for name in names)
             continue
         every = list(combinations(stacked, {index: world.values(index) for index in stacked}))

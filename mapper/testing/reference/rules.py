@@ -93,8 +93,6 @@ def _walk(world: World, items: Iterable[Item], around: Around) -> Iterator[tuple
 
 
 def _flat(number: int, rule: Rule, around: Around) -> FlatRule:
-    if rule.do is not None:
-        raise NotImplementedError("do")
     return FlatRule(
         number=number,
         rule=rule,

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from mapper.spec.model import Leaf
 from mapper.testing.reference.evaluate import Scope
 from mapper.testing.reference.names import indices_in, spell
+from mapper.testing.reference.operations import fill_of
 from mapper.testing.reference.rules import FlatRule, Reading, leaves_of
 from mapper.testing.reference.world import IndexValue, World, combinations
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One source of a unit. `names` holds, per stacked value, one name, or two where a pair is dequantised.
+    """One source of a unit. `names` holds, per stacked value, one name, or two where a pair is dequantised; none for a fill.
 
     `holds_stack` says that one tensor holds all stacked values already, along leading axes.
     """
@@ -92,6 +93,8 @@ def _units(flat: FlatRule, alternative: int, values: Mapping[str, IndexValue], w
 
 
 def _piece(flat: FlatRule, reading: Reading, leaf: Leaf | None, scope: Scope, world: World) -> Piece:
+    if fill_of(flat.rule, leaf, scope) is not None:
+        return Piece(reading, leaf, (), holds_stack=False)
     stacked = indices_in(reading.pattern, flat.stacked())
     if stacked and set(stacked) != set(flat.stacked()):
         raise NotImplementedError("a source that holds one of two stacked indices")

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from mapper.spec.model import Shard
-from mapper.testing.reference.arrays import Bits, dtype_of
+from mapper.testing.reference.arrays import UNSIGNED, Bits, dtype_of
 from mapper.testing.reference.cut import cut_dim, padded_sizes, require_whole_blocks, shares
 from mapper.testing.reference.evaluate import Misfit, Scope, evaluate, integer
 from mapper.testing.reference.grids import (
@@ -26,8 +26,9 @@ from mapper.testing.reference.grids import (
     to_target_grid,
 )
 from mapper.testing.reference.names import has_leaf
+from mapper.testing.reference.operations import computed, fill_of, operations_of, rearranged, source_sizes
 from mapper.testing.reference.ranks import IllegalLayout
-from mapper.testing.reference.tensors import Reader, Values, converted
+from mapper.testing.reference.tensors import Labels, Reader, Values, converted
 from mapper.testing.reference.units import Piece, Unit
 from mapper.testing.reference.world import World
 
@@ -36,9 +37,10 @@ Entry = TypeVar("Entry")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The numbers of a unit: the size of every dim (per part), and how the dims lie in the target."""
+    """The numbers of a unit: the size of every dim (per part) in the target and the sources, and how the dims lie."""
 
     sizes: dict[str, tuple[int, ...]]
+    source_sizes: dict[str, tuple[int, ...]]
     leading: tuple[str, ...]
     lines: tuple[Line, ...]
     joined: dict[str, tuple[str, ...]]
@@ -62,23 +64,28 @@ def plan_of(unit: Unit, world: World) -> Plan | None:
         known = known_dims(world.format(unit.pieces[0].reading.format))
         leading = tuple(name for name in sizes if name not in known)
     lines = tuple(target_lines(unit.leaf, leading, scope))
-    return Plan(sizes, leading, lines, dict(rule.stored), with_parts[0] if with_parts else None)
+    stored = source_sizes(rule, operations_of(rule, unit.leaf), sizes, scope)
+    return Plan(sizes, stored, leading, lines, dict(rule.stored), with_parts[0] if with_parts else None)
 
 
 def whole(unit: Unit, world: World, reader: Reader) -> Bits:
     """Return the whole target: stacked indices lead, then one axis per dim, parts laid end to end; nothing cut."""
     plan = plan_of(unit, world)
+    fill = fill_of(unit.flat.rule, unit.leaf, unit.scope(world))
+    if fill is not None:
+        return _filled(fill, unit, plan, world, reader)
     columns = [_readings(unit, number, plan, world, reader) for number in range(len(unit.pieces))]
     if plan is None:
         (column,) = columns
         (only,) = column
-        return only
+        return _operated(only, unit, plan, world, reader)
     rows = list(zip(*columns, strict=True))
     if len(columns) > 1:
         axis = _axis_of(plan.parts, plan)
         joined = [np.concatenate(row, axis=axis) for row in rows]
     else:
         joined = [row[0] for row in rows]
+    joined = [_operated(each, unit, plan, world, reader) for each in joined]
     stack = unit.flat.rule.stack
     if not stack:
         (only,) = joined
@@ -87,6 +94,32 @@ def whole(unit: Unit, world: World, reader: Reader) -> Bits:
         return np.concatenate(joined, axis=_axis_of(stack[0][1], plan))
     counts = [len(world.values(index)) for index, _ in stack]
     return np.stack(joined).reshape(*counts, *joined[0].shape)
+
+
+def _operated(array: Bits, unit: Unit, plan: Plan | None, world: World, reader: Reader) -> Bits:
+    """Return the array after the operations of the rule; labels are moved, not computed with."""
+    scope, lines = unit.scope(world), () if plan is None else plan.lines
+    for operation in operations_of(unit.flat.rule, unit.leaf):
+        if operation.formula is not None:
+            assert plan is not None, "a view needs dims"
+            array = rearranged(array, operation, unit.flat.rule, lines, plan.sizes, scope)
+        elif isinstance(reader, Values):
+            array = computed(array, operation, lines, scope, target_dtype(unit, world, reader))
+    return array
+
+
+def _filled(fill: float, unit: Unit, plan: Plan | None, world: World, reader: Reader) -> Bits:
+    """Return a target that no source fills."""
+    assert plan is not None, "a fill needs dims"
+    dtype = target_dtype(unit, world, Values({}))
+    shape = [sum(line.length(size) for size in plan.sizes[line.dim]) for line in plan.lines]
+    for index, dim in unit.flat.rule.stack:
+        count = len(world.values(index))
+        if dim is None:
+            shape.insert(0, count)
+        else:
+            shape[_axis_of(dim, plan)] *= count
+    return np.full(shape, reader.fill(fill, dtype), dtype=np.int64 if isinstance(reader, Labels) else UNSIGNED[dtype.itemsize])
 
 
 def split_targets(array: Bits, unit: Unit, plan: Plan | None) -> list[Bits]:
@@ -160,6 +193,9 @@ def target_dtype(unit: Unit, world: World, tensors: Values) -> torch.dtype:
     """Return the dtype of a unit's target; raises AssertionError where its sources do not agree."""
     found = set()
     scope = unit.scope(world)
+    if fill_of(unit.flat.rule, unit.leaf, scope) is not None:
+        assert unit.flat.rule.cast is not None, "a fill needs cast"
+        return dtype_of(str(evaluate(unit.flat.rule.cast.text, scope)))
     for piece in unit.pieces:
         for names in piece.names:
             if piece.leaf is not None and piece.leaf.dequantize is not None:
@@ -178,6 +214,7 @@ def _readings(unit: Unit, number: int, plan: Plan | None, world: World, reader: 
         if piece.leaf is not None and (piece.leaf.stored is not None or piece.leaf.dequantize is not None):
             raise NotImplementedError("a stored layout without dims")
         return [reader.read(names[0], unit.flat, piece.leaf, scope) for names in piece.names]
+    plan = replace(plan, sizes=plan.source_sizes)
     if len(unit.pieces) > 1:
         assert plan.parts is not None
         plan = replace(plan, sizes={**plan.sizes, plan.parts: (plan.sizes[plan.parts][number],)})

@@ -72,6 +72,8 @@ def faults(draw: st.DrawFn, example: Example) -> Fault:
             broken = Tensors({**tensors, name: raw})
             if name in stated_dtypes:
                 return Fault(kind, name, broken, frozenset({"M504"}), frozenset({name}))
+            if any(each.is_computed for each in example.declared() if each.name == name):
+                return Fault(kind, name, broken, frozenset({"M505"}), frozenset({name}))
             return Fault(kind, name, broken, frozenset({"M507", "M533"}), _kin(name, example), any_will_do=True)
         case "duplicate":
             return Fault(kind, name, tensors, frozenset(), frozenset({name}))

@@ -181,15 +181,81 @@ def _spellings(draw: st.DrawFn, name: str) -> Entry:
     return rule
 
 
+def _interleaved(draw: st.DrawFn, name: str) -> Entry:
+    """Parts that lie head by head on one side and end to end on the other, from one source or from one for each part."""
+    is_ragged = draw(st.booleans())
+    sizes, slots = ["few_rows", "few_rows", "few_rows"], ["1", "1", "1"]
+    if is_ragged:
+        sizes, slots = ["2 * few_rows", "few_rows", "few_rows"], ["2", "1", "1"]
+    apart, together = "(part few slot width)", "(few part slot width)"
+    is_split = draw(st.booleans())
+    view = {"view": f"{together} in -> {apart} in", "few": "few", "width": 3, "slot": slots}
+    shard: Entry = {"axis": "tp", "units": ["few", "few", "few"], "replicate": True}
+    rule: Entry = {"target": f"{name}.qkv.{{leaf}}"}
+    if is_split:
+        view["view"] = f"{apart} in -> {together} in"
+        shard = {"axis": "tp", "units": "few", "joined": True, "replicate": True}
+        if draw(st.booleans()):
+            rule["sources"] = [f"{name}.{part}.{{leaf}}" for part in "qkv"]
+    return {**rule, "dims": {"out": sizes, "in": "width"}, "shard": {"out": shard}, "do": [view]}
+
+
+def _rotary(draw: st.DrawFn, name: str) -> Entry:
+    """Rows of query and key heads in another order, each part for itself; the values stay as they are."""
+    rule = _heads(draw, name)
+    rule["dims"]["out"] = ["heads * 6", "few * 6", "few * 6"]
+    order = draw(st.sampled_from((("half two", "two half"), ("two half", "half two"))))
+    view = {"view": f"(head {order[0]}) in -> (head {order[1]}) in", "half": 3, "two": 2, "parts": [1, 2]}
+    return {**rule, "do": [view]}
+
+
+def _shuffled(draw: st.DrawFn, name: str) -> Entry:
+    """A dim in a drawn order of its factors, cut anywhere, with values computed on the way."""
+    factors = ["a", "b", "c"]
+    order = draw(st.permutations(factors))
+    operation = draw(st.sampled_from(("view", "repeat")))
+    right = [*order, "more"] if operation == "repeat" else list(order)
+    if operation == "repeat" and draw(st.booleans()):
+        right = ["more", *order]
+    sizes: Entry = {"a": "heads", "b": 3} | ({"more": 2} if operation == "repeat" else {})
+    formula = f"(a b c) width -> ({' '.join(right)}) width"
+    do: list[object] = [{operation: formula, **sizes}]
+    do += draw(st.sampled_from(([], ["neg_exp"], [{"multiply": 2}], [{"add": "few"}, {"multiply": "1.5"}])))
+    rule: Entry = {"target": f"{name}.value", "dims": {"rows": "heads * 12", "width": "width"}, "do": do}
+    if draw(st.booleans()):
+        rule["shard"] = {"rows": "tp"}
+    return rule
+
+
+def _computed(draw: st.DrawFn, name: str) -> Entry:
+    """Values that are computed from stored ones, some of them over the whole tensor."""
+    do = draw(st.sampled_from((["neg_exp"], [{"add": 1}], [{"multiply": "0.5"}], [{"subtract_mean": "a"}])))
+    rule: Entry = {"target": f"{name}.value", "dims": {"a": "wide", "b": "width"}, "do": do}
+    if draw(st.booleans()):
+        rule["cast"] = "float32"
+    if draw(st.booleans()):
+        rule["shard"] = {"a": "tp"}
+    return rule
+
+
+def _filled(draw: st.DrawFn, name: str) -> Entry:
+    return {"target": f"{name}.scale", "dims": {"a": "wide"}, "shard": {"a": "tp"}, "cast": "float32", "do": [{"fill": "1.5"}]}
+
+
 _RULES: dict[str, Callable[[st.DrawFn, str], Entry]] = {
     "bare": _bare,
+    "computed": _computed,
     "experts": _experts,
+    "filled": _filled,
     "fused": _fused,
     "heads": _heads,
+    "interleaved": _interleaved,
     "linear": _linear,
     "padded": _padded,
+    "rotary": _rotary,
     "row": _row_parallel,
     "scalar": _scalar,
+    "shuffled": _shuffled,
     "spellings": _spellings,
     "undimmed": _undimmed,
 }
