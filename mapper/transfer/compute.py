@@ -32,7 +32,7 @@ def _applied(wide: torch.Tensor, op: ValueOp) -> torch.Tensor:
         case "multiply":
             return wide * op.value
         case "subtract_mean":
-            return wide - wide.mean(dim=op.axis, keepdim=True)
+            return wide - wide.contiguous().mean(dim=op.axis, keepdim=True)  # the sum depends on the order in memory
 
 
 def undone(
