@@ -258,7 +258,9 @@ def test_stack_append_and_stored():
 
 
 def test_operations_are_for_all_leaves_or_one():
-    do = rule_of("{target: 'a.{leaf}', dims: {o: 6}, do: {weight: [{view: (a b) -> (b a), a: 2, b: [n, 3], parts: [2, 1]}]}}").do
+    do = rule_of(
+        "{target: 'a.{leaf}', dims: {o: 6}, do: {weight: [{view: (a b) -> (b a), a: 2, b: [n, 3], parts: [2, 1]}]}}"
+    ).do
     (operation,) = do["weight"]
     assert (operation.name, operation.text, operation.parts) == ("view", "view (a b) -> (b a)", (2, 1))
     assert operation.formula is not None

@@ -94,7 +94,9 @@ def test_what_is_read_and_written_are_the_intervals_of_a_weave(data, sizes):
     for position in order:
         low = data.draw(st.integers(0, sizes[position] - 1))
         box.append((low, data.draw(st.integers(low + 1, sizes[position]))))
-    weave = Weave(sizes, order, tuple(box), tuple(stop - start for start, stop in box), whole(stop - start for start, stop in box))
+    weave = Weave(
+        sizes, order, tuple(box), tuple(stop - start for start, stop in box), whole(stop - start for start, stop in box)
+    )
     numbers = torch.arange(volume(whole(sizes))).reshape(sizes).permute(order)
     taken = sorted(numbers[tuple(slice(*each) for each in box)].flatten().tolist())
     read = [place for start, stop in weave.read() for place in range(start, stop)]

@@ -29,7 +29,9 @@ def _weave_fault(family: Family, axis: Axis, sizes: Mapping[str, int]) -> Diagno
     assert cut is not None
     if block == axis.divisor or not any(cut.axes):
         return None
-    fault = partial(finding, "M341", place=family.rule.place, subject=str(family.target), target=str(family.target), dim=axis.dim)
+    fault = partial(
+        finding, "M341", place=family.rule.place, subject=str(family.target), target=str(family.target), dim=axis.dim
+    )
     if not axis.cut.joined or cut.uneven is not None or cut.pad_rank > 1:
         return fault(block=block, problem="the parts are cut each on its own, or padded")
     share = _share(axis.as_cut, cut, 0, sizes)

@@ -134,9 +134,13 @@ def _of_sizes(flat: FlatRule, context: Context, sizes: Sizes, domains: Domains) 
     for leaf in sizes.leaves[0][0]:
         for selected, pattern in enumerate(rule.targets):
             axes = _selected(leaf.axes, selected if len(rule.targets) > 1 else None, flat)
-            alternatives = ((),) if leaf.fill is not None else tuple(
-                _sources(flat, context, alternative, replace(leaf, axes=axes), sizes, domains, selected)
-                for alternative in range(len(rule.alternatives))
+            alternatives = (
+                ((),)
+                if leaf.fill is not None
+                else tuple(
+                    _sources(flat, context, alternative, replace(leaf, axes=axes), sizes, domains, selected)
+                    for alternative in range(len(rule.alternatives))
+                )
             )
             full = join(flat.target_prefix, pattern)
             family = Family(

@@ -188,7 +188,9 @@ class _Viewer:
         divisor = self.given.divisor
         left = [name for name in self.left if name != PART]
         right = [name for name in self.right if name != PART]
-        if divisor > 1 and (left[-1] != right[-1] or source.sizes[left[-1]] % divisor or left[-1] in source.box or left[-1] in target.box):
+        if divisor > 1 and (
+            left[-1] != right[-1] or source.sizes[left[-1]] % divisor or left[-1] in source.box or left[-1] in target.box
+        ):
             raise self._error(f"it moves elements within a block of {divisor}; the last factor has to be whole blocks")
         repeated = [name for name in right if name not in left]
         source_sizes = [source.sizes[name] for name in left] + [1] * len(repeated)
@@ -202,9 +204,7 @@ class _Viewer:
         full = whole(target_sizes)
         target_box: Box = tuple(target.box.get(name, full[at]) for at, name in enumerate(right))
         own = 0 if part is not None else source.start
-        return Strand(
-            part, source.start, own, tuple(source_sizes), order, box, target.start, tuple(target_sizes), target_box
-        )
+        return Strand(part, source.start, own, tuple(source_sizes), order, box, target.start, tuple(target_sizes), target_box)
 
     def _sizes(self, total: int, part: int) -> dict[str, int]:
         """Return the size of each factor but `part` within `total` elements; the one that is not given follows."""
@@ -244,9 +244,7 @@ class _Viewer:
         formula = self.operation.formula
         assert formula is not None
         place = self.operation.place
-        return MapperError(
-            [finding("M340", place=place, formula=formula.text, dim=self.given.dim, problem=problem)]
-        )
+        return MapperError([finding("M340", place=place, formula=formula.text, dim=self.given.dim, problem=problem)])
 
 
 def _is_same(strand: Strand) -> bool:

@@ -77,9 +77,7 @@ def _agree(view: torch.Tensor, values: torch.Tensor, before: torch.Tensor | None
     return torch.equal(_bits(view.contiguous())[before], _bits(values.contiguous())[before])
 
 
-def _values(
-    name: str, part: Part, dtype: torch.dtype, sizes: tuple[int, ...]
-) -> tuple[torch.Tensor | None, Diagnostic | None]:
+def _values(name: str, part: Part, dtype: torch.dtype, sizes: tuple[int, ...]) -> tuple[torch.Tensor | None, Diagnostic | None]:
     """Return what the source's box of these sizes held, in its dtype, or why that is not known."""
     step = part.step
     if step.scale is not None:
@@ -108,9 +106,7 @@ def _values(
     return back, None
 
 
-def _undone(
-    name: str, step: Step, values: torch.Tensor, dtype: torch.dtype
-) -> tuple[torch.Tensor | None, Diagnostic | None]:
+def _undone(name: str, step: Step, values: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor | None, Diagnostic | None]:
     """Return the one stored value that gives each of `values`, or where there is none or several."""
     assert step.reading is not None
     ops = step.reading.values

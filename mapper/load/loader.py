@@ -158,7 +158,11 @@ def _require_range(files: CheckpointFiles, plan: Plan, binding: Binding, steps: 
     faults = []
     for step in steps:
         conversion = step.reading.conversion if step.reading is not None else None
-        if conversion is not None and conversion.by == "cast" and is_narrower(conversion.dtype, plan.tensors[step.source].dtype):
+        if (
+            conversion is not None
+            and conversion.by == "cast"
+            and is_narrower(conversion.dtype, plan.tensors[step.source].dtype)
+        ):
             fault = cast_fault(step.source, _read(files, plan, step), binding.tensors[step.target].dtype)
             faults += [] if fault is None else [fault]
     if faults:

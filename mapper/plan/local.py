@@ -191,7 +191,10 @@ def padding_of(family: Family, shape: LocalShape) -> Iterator[tuple[Box, float]]
 def coverage_findings(family: Family, shape: LocalShape, filled: list[tuple[Piece, ...]], rank: int) -> Iterator[Diagnostic]:
     """Yield what keeps the boxes of all sources and the padding from tiling the inner shape exactly once."""
     place, target = family.rule.place, str(family.target)
-    boxes = [*(box for source in filled for piece in source for box in written_boxes(piece)), *(box for box, _ in shape.padding)]
+    boxes = [
+        *(box for source in filled for piece in source for box in written_boxes(piece)),
+        *(box for box, _ in shape.padding),
+    ]
     faults = tiling_faults(shape.inner, boxes)
     faulty = [("M520", box) for box in faults.gaps]
     faulty += [("M521", box) for _, _, box in faults.overlaps]

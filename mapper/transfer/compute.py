@@ -105,4 +105,3 @@ def cast_fault(name: str, values: torch.Tensor, dtype: torch.dtype) -> Diagnosti
             to = str(dtype).removeprefix("torch.")
             return finding("M613", subject=name, name=name, value=value, dtype=to, least=limits.min, most=limits.max)
     return None
-

@@ -39,9 +39,7 @@ def viewed(source: torch.Tensor, disk: DiskLayout) -> torch.Tensor:
     return source if disk.is_plain else source.reshape(disk.viewed).permute(disk.order)
 
 
-def values_of(
-    source: torch.Tensor, box: Box, reading: Reading | None, scales: torch.Tensor | None = None
-) -> torch.Tensor:
+def values_of(source: torch.Tensor, box: Box, reading: Reading | None, scales: torch.Tensor | None = None) -> torch.Tensor:
     """Return the values for `box` of a source that is in the order of the target's axes, times their scales where it has any.
 
     Operations that need the whole source are done to it here; a slice is enough for the others, which `copy_box` does.

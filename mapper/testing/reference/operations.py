@@ -101,7 +101,9 @@ def _places(operation: ValueOperation, number: int, parts: Sequence[int], scope:
     return np.array(found)
 
 
-def _coordinates(names: Sequence[str], sizes: Sequence[Mapping[str, int]], at: Coordinates = frozenset()) -> Iterator[Coordinates]:
+def _coordinates(
+    names: Sequence[str], sizes: Sequence[Mapping[str, int]], at: Coordinates = frozenset()
+) -> Iterator[Coordinates]:
     """Yield the coordinates of every element in order, outermost factor first."""
     if not names:
         yield at
