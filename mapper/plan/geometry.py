@@ -123,7 +123,7 @@ def _joined_axis(axis: Axis, position: Position, stored: int) -> LocalAxis:
 def _viewed_axis(axis: Axis, position: Position, strands: Sequence[Strand]) -> LocalAxis:
     """Return the share of an axis whose elements are rearranged: of each strand, what lies in the rank's runs."""
     cut = axis.as_cut
-    segments: list[Segment] = []
+    taken: list[Run] = []
     padding: list[Interval] = []
     at = before = 0
     for part, size in enumerate(cut.parts):
@@ -132,18 +132,33 @@ def _viewed_axis(axis: Axis, position: Position, strands: Sequence[Strand]) -> L
             width, filled = -(-share // axis.divisor), at
             for run in runs:
                 start, stop = before + run.start // axis.divisor, before + -(-run.stop // axis.divisor)
-                shift = at + run.at // axis.divisor - start
-                segments += [each for strand in strands for each in _woven(strand, start, stop, shift)]
-                filled = max(filled, shift + stop)
+                taken.append(Run(start, stop, at + run.at // axis.divisor))
+                filled = max(filled, taken[-1].at + stop - start)
             if filled < at + width:
                 padding.append((filled, at + width))
             at += width
         before += -(-size // axis.divisor)
+    segments = [each for run in _end_to_end(taken) for strand in strands for each in _woven(strand, run)]
     return LocalAxis(at, tuple(segments), tuple(padding), axis.fill)
 
 
-def _woven(strand: Strand, start: int, stop: int, shift: int) -> Iterator[Segment]:
-    for (low, high), (begin, end), weave in strand.threads(start, stop):
+def _end_to_end(runs: Sequence[Run]) -> Iterator[Run]:
+    """Yield the runs, those as one that follow each other both in the whole dim and on the rank."""
+    last: Run | None = None
+    for run in runs:
+        if last is not None and (last.stop, last.at + last.stop - last.start) == (run.start, run.at):
+            last = Run(last.start, run.stop, last.at)
+            continue
+        if last is not None:
+            yield last
+        last = run
+    if last is not None:
+        yield last
+
+
+def _woven(strand: Strand, run: Run) -> Iterator[Segment]:
+    shift = run.at - run.start
+    for (low, high), (begin, end), weave in strand.threads(run.start, run.stop):
         own = (strand.own_start + low, strand.own_start + high)
         joined = (strand.start + low, strand.start + high)
         yield Segment(-1 if strand.part is None else strand.part, own, joined, (begin + shift, end + shift), weave)

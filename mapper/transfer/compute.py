@@ -12,7 +12,7 @@ from mapper.plan.local import Reading
 
 
 def computed(values: torch.Tensor, ops: Sequence[ValueOp], dtype: torch.dtype) -> torch.Tensor:
-    """Return the values after all operations, each computed in float32 (float64 where that is the dtype) and rounded to `dtype`.
+    """Return the values after all operations, each computed in float32 (or a wider `dtype`) and rounded to `dtype`.
 
     Rounding after each is what an engine does that works on its parameters; for one operation on float32 it is none.
     """

@@ -5,11 +5,13 @@ import sys
 from dataclasses import replace
 
 import pytest
+import torch
 
 import mapper
 from mapper import Layout, MapperError
+from mapper.regions import whole
 from mapper.testing.example import Example
-from mapper.testing.guarantees import check_coverage, check_rerooting
+from mapper.testing.guarantees import check_coverage, check_rerooting, check_round_trip
 from mapper.testing.reference import declared_sources
 from mapper.testing.reference.arrays import dtype_of
 from mapper.testing.specs import spec_from
@@ -41,6 +43,15 @@ SPEC = """
                 shard: {out: {axis: tp, units: [4, 2, 2]}}
               - {target: both, source: fused, dims: {out: [4, 8], in: 7}, shard: {out: tp}}
               - {target: router, dims: {out: 12}, shard: {out: moe_tp}}
+          - target: model.woven.{leaf}
+            dims: {out: [16, 8, 8], in: 7}
+            do: [{view: (group part slot width) in -> (part group slot width) in, group: 4, slot: [2, 1, 1]}]
+            shard: {out: {axis: tp, units: 4}}
+            format: plain
+            stage: last
+          - {target: model.turned, dims: {h: 12, w: 3}, do: [{view: (a b c) w -> (a c b) w, a: 2, b: 3}], stage: last}
+          - {target: model.computed, dims: {h: 7, w: 3}, do: [neg_exp, {multiply: 3}], stage: last}
+          - {target: model.centred, dims: {h: 8, w: 3}, do: [{subtract_mean: h}], shard: {h: tp}, stage: last}
           - {target: model.norm, dims: {h: 7}, stage: last}
           - {target: 'model.scaled.{leaf}', dims: {out: 8, in: 9}, stage: last, shard: {out: tp}}
 """
@@ -66,6 +77,11 @@ def example_of(spec, layout=LAYOUT):
 
 def plant(monkeypatch, module, name, bug):
     """Put `bug` in place of a function of the engine, under every name by which one of its modules knows it."""
+    if "." in name:
+        owner, method = name.split(".")
+        found = getattr(sys.modules[module], owner)
+        monkeypatch.setattr(found, method, bug(getattr(found, method)))
+        return
     original = getattr(sys.modules[module], name)
     for each in list(sys.modules.values()):
         is_ours = each.__name__.startswith("mapper.") and not each.__name__.startswith("mapper.testing")
@@ -170,6 +186,28 @@ def repeated_heads_dealt_in_turn(original):
     return shares
 
 
+def slots_all_of_the_first_part(original):
+    def threads(self, start, stop):
+        box = tuple((0, high - low) for low, high in self.box)
+        return original(replace(self, box=box), start, stop)
+
+    return threads
+
+
+def mean_of_the_slice(original):
+    def values_of(source, box, reading, scales=None):
+        if reading is None or reading.whole is None:
+            return original(source, box, reading, scales)
+        part = source[tuple(slice(*interval) for interval in box)]
+        return original(part, whole(part.shape), replace(reading, whole=tuple(part.shape)), scales)
+
+    return values_of
+
+
+def computed_only_once(original):
+    return lambda values, ops, dtype: original(values, ops[:1], dtype)
+
+
 BUGS = {
     "swapped halves": ("mapper.plan.geometry", "pieces", swapped_halves, {}),
     "one row off": ("mapper.plan.geometry", "_shares", one_row_off, {}),
@@ -187,6 +225,9 @@ BUGS = {
     "units ignored": ("mapper.plan.geometry", "_shares", units_ignored, {}),
     "padding not zeroed": ("mapper.transfer.copy", "fill_padding", padding_left_alone, {}),
     "repeated heads dealt in turn": ("mapper.plan.geometry", "_shares", repeated_heads_dealt_in_turn, {}),
+    "all slots those of the first part": ("mapper.plan.weave", "Strand.threads", slots_all_of_the_first_part, {}),
+    "only the first operation done": ("mapper.transfer.compute", "computed", computed_only_once, {}),
+    "the mean of a slice": ("mapper.transfer.copy", "values_of", mean_of_the_slice, {}),
 }
 
 
@@ -204,6 +245,43 @@ def test_a_planted_bug_is_found(bug, spec, monkeypatch):
     with pytest.raises((AssertionError, MapperError)) as found:
         check_coverage(example)
     assert "element" in str(found.value) or "expected" in str(found.value) or isinstance(found.value, MapperError)
+
+
+def test_two_swapped_factors_are_found(spec, monkeypatch):
+    def swapped(original):
+        def viewed(axes, operations, rule, evaluate):
+            turned = [
+                replace(each, formula=replace(each.formula, left=each.formula.right, right=each.formula.left))
+                if each.formula is not None and "part" not in each.formula.left[0]
+                else each
+                for each in operations
+            ]
+            return original(axes, turned, rule, evaluate)
+
+        return viewed
+
+    plant(monkeypatch, "mapper.compiler.operations", "viewed", swapped)
+    with pytest.raises(AssertionError, match=r"model\.turned"):
+        check_coverage(example_of(spec))
+
+
+COMPUTED = """
+    runtimes:
+      engine:
+        mesh: vllm
+        rules:
+          - {target: state, dims: {h: 7, w: 3}, shard: {w: tp}, do: [neg_exp]}
+"""
+
+
+def test_an_inverse_that_guesses_is_found(monkeypatch):
+    """Of numbers near zero, many have one exponential."""
+    tensors = Tensors({"state": torch.arange(1, 22).reshape(7, 3) * 1e-9})
+    example = Example(spec_from(COMPUTED), "engine", {}, Layout(tp=3), (0, 1, 2), tensors)
+    check_round_trip(example)
+    plant(monkeypatch, "mapper.transfer.compute", "undone", lambda original: lambda *given: (original(*given)[0], None))
+    with pytest.raises(AssertionError, match="state comes back changed"):
+        check_round_trip(example)
 
 
 def test_a_skip_that_does_not_follow_its_prefix_is_found(spec, monkeypatch):

@@ -43,6 +43,7 @@ def faults(draw: st.DrawFn, example: Example) -> Fault:
     kind = draw(st.sampled_from(KINDS))
     event(f"fault: {kind}")
     tensors, claimed = example.tensors, sorted(example.claimed())
+    assume(claimed)
     name = draw(st.sampled_from(claimed))
     match kind:
         case "drop":
