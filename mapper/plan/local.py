@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from mapper.diagnostics import Diagnostic, finding
 from mapper.pattern import IndexValue
@@ -13,7 +13,9 @@ from mapper.plan.family import Conversion, DiskLayout, Family, SourceFamily, Val
 from mapper.plan.geometry import LocalAxis, Piece, local_axis, padding_boxes, pieces
 from mapper.plan.share import Share
 from mapper.plan.weave import Weave
-from mapper.regions import Box, Interval, spell, tiling_faults, whole
+from mapper.regions import Box, Interval, TilingFaults, spell, tiling_faults, whole
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +197,7 @@ def coverage_findings(family: Family, shape: LocalShape, filled: list[tuple[Piec
         *(box for source in filled for piece in source for box in written_boxes(piece)),
         *(box for box, _ in shape.padding),
     ]
-    faults = tiling_faults(shape.inner, boxes)
+    faults = _tiling_faults(shape.inner, boxes, filled)
     faulty = [("M520", box) for box in faults.gaps]
     faulty += [("M521", box) for _, _, box in faults.overlaps]
     faulty += [("M522", boxes[position]) for position in faults.outside]
@@ -209,6 +211,25 @@ def coverage_findings(family: Family, shape: LocalShape, filled: list[tuple[Piec
                 yield finding(
                     "M523", place=place, subject=target, target=target, rank=rank, slot=slot, index=family.stack, value=value
                 )
+
+
+def _tiling_faults(shape: tuple[int, ...], boxes: Sequence[Box], filled: Sequence[Sequence[Piece]]) -> TilingFaults:
+    """Return the faults of a tiling; a dim whose parts lie interleaved goes first, where many boxes cost least."""
+    woven = {axis for source in filled for piece in source for axis, weave in enumerate(piece.weaves) if weave is not None}
+    lead = min(woven, default=0)
+    if not lead:
+        return tiling_faults(shape, boxes)
+    turned = tiling_faults(_first(shape, lead), [_first(box, lead) for box in boxes])
+
+    def back(box: Box) -> Box:
+        return (*box[1 : lead + 1], box[0], *box[lead + 1 :])
+
+    overlaps = tuple((one, other, back(box)) for one, other, box in turned.overlaps)
+    return TilingFaults(overlaps, tuple(map(back, turned.gaps)), turned.outside)
+
+
+def _first(items: tuple[Item, ...], position: int) -> tuple[Item, ...]:
+    return (items[position], *items[:position], *items[position + 1 :])
 
 
 def written_boxes(piece: Piece) -> list[Box]:

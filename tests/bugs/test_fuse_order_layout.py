@@ -203,7 +203,10 @@ runtimes:
         sources: [{sources}]
         dims: {{out: {[rows] * groups}, in: 4}}
         shard: {{out: {{axis: tp, units: {groups}, joined: true}}}}
-      - {{target: experts.w1_weight, source: layers.0.ffn.experts.w1.weight, dims: {{expert: 2, out: 3, in: 4}}, optional: true}}
+      - target: experts.w1_weight
+        source: layers.0.ffn.experts.w1.weight
+        dims: {{expert: 2, out: 3, in: 4}}
+        optional: true
 """
 
 
