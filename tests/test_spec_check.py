@@ -181,20 +181,20 @@ def test_what_is_wrong_is_reported(text, messages):
 @pytest.mark.parametrize(
     ("do", "code", "problem"),
     [
-        ("[{view: in out -> in out}]", "M225", "the axis 'in' stands where the dim 'out' is"),
-        ("[{view: (a b) -> (b a), a: 2}]", "M225", "1 axes on the left and 1 on the right, expected 2 on each side: out, in"),
-        ("[{view: (a b) in -> (b c) in, a: 2}]", "M225", "the factor 'a' of 'out' is on one side only"),
-        ("[{view: (a a) in -> (a a) in, a: 2}]", "M225", "the factor 'a' stands twice on one side"),
-        ("[{view: (a b) in -> (b a b) in, a: 2}]", "M225", "a factor of 'out' stands twice on one side"),
-        ("[{view: (a b) inn -> (b a) inn, a: 2}]", "M225", "the axis 'inn' stands where the dim 'in' is"),
-        ("[{repeat: (a b) in -> (a k) in, a: 2}]", "M225", "the factor 'b' of 'out' is lost"),
-        ("[{view: (a part) in -> (part a) in, part: 2}]", "M225",
+        ("[{view: in out -> in out}]", "M227", "the axis 'in' stands where the dim 'out' is"),
+        ("[{view: (a b) -> (b a), a: 2}]", "M227", "1 axes on the left and 1 on the right, expected 2 on each side: out, in"),
+        ("[{view: (a b) in -> (b c) in, a: 2}]", "M227", "the factor 'a' of 'out' is on one side only"),
+        ("[{view: (a a) in -> (a a) in, a: 2}]", "M227", "the factor 'a' stands twice on one side"),
+        ("[{view: (a b) in -> (b a b) in, a: 2}]", "M227", "a factor of 'out' stands twice on one side"),
+        ("[{view: (a b) inn -> (b a) inn, a: 2}]", "M227", "the axis 'inn' stands where the dim 'in' is"),
+        ("[{repeat: (a b) in -> (a k) in, a: 2}]", "M227", "the factor 'b' of 'out' is lost"),
+        ("[{view: (a part) in -> (part a) in, part: 2}]", "M227",
          "the size of 'part' is given, which follows from the parts of the dim"),
-        ("[{view: (a b) in -> (b a) in, a: 2, parts: [2]}]", "M226", "there is no part 2, the dims of the rule have 1"),
-        ("[{add: 1, head: 2}]", "M226", "'head' is for 'view' and 'repeat'"),
-        ("[{add: 1, parts: [1]}]", "M226", "'parts' is for 'view' and 'repeat'"),
-        ("{weight: [neg_exp]}", "M226", "the rule has no leaf 'weight', for its target has no {leaf}"),
-        ("[{fill: 1}]", "M226", "it reads nothing, so the rule needs `dims` and `cast`, and no other operation"),
+        ("[{view: (a b) in -> (b a) in, a: 2, parts: [2]}]", "M228", "there is no part 2, the dims of the rule have 1"),
+        ("[{add: 1, head: 2}]", "M228", "'head' is for 'view' and 'repeat'"),
+        ("[{add: 1, parts: [1]}]", "M228", "'parts' is for 'view' and 'repeat'"),
+        ("{weight: [neg_exp]}", "M228", "the rule has no leaf 'weight', for its target has no {leaf}"),
+        ("[{fill: 1}]", "M228", "it reads nothing, so the rule needs `dims` and `cast`, and no other operation"),
     ],
 )  # fmt: skip
 def test_an_operation_that_cannot_be_done_is_found_without_a_config(do, code, problem):
@@ -215,7 +215,7 @@ def test_an_operation_that_cannot_be_done_is_found_without_a_config(do, code, pr
 )
 def test_an_operation_needs_what_it_is_done_to(rule, problem):
     (found,) = findings_of(in_runtime(rule))
-    assert (found.code, found.message.partition(": ")[2]) == ("M226", problem)
+    assert (found.code, found.message.partition(": ")[2]) == ("M228", problem)
 
 
 # --- messages -------------------------------------------------------------------------------------------------------
@@ -481,19 +481,19 @@ MESSAGES = {
              |                  ^
         """,
     ),
-    "M225": (
+    "M227": (
         in_runtime("{target: a, dims: {out: 6}, do: [{view: (a b) -> (b a), a: 2, hed: 3}]}"),
         """
-        x.yaml:12:42: M225 in the view '(a b) -> (b a)': the size of 'hed' is given, which is no factor of the view
+        x.yaml:12:42: M227 in the view '(a b) -> (b a)': the size of 'hed' is given, which is no factor of the view
           12 |       - {target: a, dims: {out: 6}, do: [{view: (a b) -> (b a), a: 2, hed: 3}]}
              |                                          ^
           hint: known: a, b
         """,
     ),
-    "M226": (
+    "M228": (
         in_runtime("{target: a, dims: {out: 6}, do: [{subtract_mean: ou}]}"),
         """
-        x.yaml:12:42: M226 `subtract_mean ou`: the rule has no dim 'ou'
+        x.yaml:12:42: M228 `subtract_mean ou`: the rule has no dim 'ou'
           12 |       - {target: a, dims: {out: 6}, do: [{subtract_mean: ou}]}
              |                                          ^
           hint: did you mean 'out'?

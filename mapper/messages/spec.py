@@ -135,13 +135,13 @@ MESSAGES: dict[str, Message] = {
         "A stacked index becomes an axis or lies along a dim; it has no name of its own in the module.",
         "Remove it from the target's name, or remove `stack`.",
     ),
-    "M225": Message(
+    "M227": Message(
         "in the view {formula!r}: {problem}",
         "A view has one axis for each dim of the rule, in their order, and each axis keeps its factors; a dim as a whole "
         "stands by its name. `repeat` may have further factors on the right.",
         "Correct the formula. Dims in another order are a format's `stored`, not a view.",
     ),
-    "M226": Message(
+    "M228": Message(
         "`{op}`: {problem}",
         "An operation says what it is done to; what it cannot be done to is an error, not nothing.",
         "Correct the operation, or the rule around it.",

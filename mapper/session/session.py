@@ -23,7 +23,7 @@ from mapper.plan.local import LocalShape, Move, Reading, local_shape, placed, re
 from mapper.plan.matching import match
 from mapper.plan.plan import Step, assemble
 from mapper.plan.share import Share
-from mapper.regions import whole
+from mapper.regions import volume, whole
 from mapper.report.load import LoadReport
 from mapper.transfer.bind import Model, bind, declare, model_tensors
 from mapper.transfer.compute import cast_fault
@@ -304,6 +304,8 @@ def _moves(claim: Claim, intake: _Intake, shape: tuple[int, ...]) -> Iterator[Mo
 
 
 def _num_read(move: Move, reading: Reading | None) -> int:
+    if not move.weaves and (reading is None or reading.whole is None):
+        return volume(move.source)
     return prod(Step("", move.source, "", move.target, reading, None, move.weaves).shape_read)
 
 

@@ -19,44 +19,44 @@ def iter_value_operation_findings(rule: Rule, scope: Scope, formats: Sequence[Fo
         if name and name not in leaves:
             place, hint = operations[0].place, did_you_mean(name, leaves)
             problem = f"the rule has no leaf {name!r}" + ("" if leaves else f", for its target has no {{{LEAF}}}")
-            yield finding("M226", place=place, hint=hint, op="do", problem=problem)
+            yield finding("M228", place=place, hint=hint, op="do", problem=problem)
         for each in operations:
             yield from _iter_findings(each, rule, scope)
             if each.name == "fill" and (len(operations) > 1 or rule.cast is None or rule.dims is None):
                 problem = "it reads nothing, so the rule needs `dims` and `cast`, and no other operation"
-                yield finding("M226", place=each.place, op=each.text, problem=problem)
+                yield finding("M228", place=each.place, op=each.text, problem=problem)
 
 
 def _iter_findings(operation: ValueOperation, rule: Rule, scope: Scope) -> Iterator[Diagnostic]:
     for expression in (*(size for sizes in operation.sizes.values() for size in sizes), operation.value):
         yield from iter_name_findings(expression, scope, operation.place)
     if rule.tie is not None:
-        yield finding("M226", place=operation.place, op=operation.text, problem="a tied target is its twin, nothing is read")
+        yield finding("M228", place=operation.place, op=operation.text, problem="a tied target is its twin, nothing is read")
     dims = list(rule.dims or {})
     if operation.formula is not None:
         if rule.dims is None:
-            yield finding("M226", place=operation.place, op=operation.text, problem="the rule needs `dims`")
+            yield finding("M228", place=operation.place, op=operation.text, problem="the rule needs `dims`")
         elif operation.formula.text:
             yield from _iter_formula_findings(operation, operation.formula, rule)
         return
     if operation.sizes or operation.parts:
         given = next(iter(operation.sizes), "parts")
         problem = f"{given!r} is for {' and '.join(map(repr, FORMULAS))}"
-        yield finding("M226", place=operation.place, op=operation.text, problem=problem)
+        yield finding("M228", place=operation.place, op=operation.text, problem=problem)
     if operation.dim and operation.dim not in dims:
         hint = did_you_mean(operation.dim, dims)
         problem = f"the rule has no dim {operation.dim!r}"
-        yield finding("M226", place=operation.place, hint=hint, op=operation.text, problem=problem)
+        yield finding("M228", place=operation.place, hint=hint, op=operation.text, problem=problem)
 
 
 def _iter_formula_findings(operation: ValueOperation, formula: Formula, rule: Rule) -> Iterator[Diagnostic]:
     dims = list(rule.dims or {})
     for problem, hint in _formula_problems(operation, formula, dims):
-        yield finding("M225", place=operation.place, hint=hint, formula=formula.text, problem=problem)
+        yield finding("M227", place=operation.place, hint=hint, formula=formula.text, problem=problem)
     num_parts = max((len(dim.sizes) for dim in (rule.dims or {}).values()), default=1)
     if any(part > num_parts for part in operation.parts):
         problem = f"there is no part {max(operation.parts)}, the dims of the rule have {num_parts}"
-        yield finding("M226", place=operation.place, op=operation.text, problem=problem)
+        yield finding("M228", place=operation.place, op=operation.text, problem=problem)
 
 
 def _formula_problems(operation: ValueOperation, formula: Formula, dims: list[str]) -> Iterator[tuple[str, str]]:
