@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 
+import hypothesis
 import pytest
 
 from mapper.cli import main
+
+# A busy machine is no failure. Tests of the guarantees have profiles of their own.
+hypothesis.settings.register_profile("suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("suite")
 
 
 @pytest.fixture

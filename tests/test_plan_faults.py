@@ -190,7 +190,8 @@ def reported_as(setting: Setting, name: str) -> str | None:
 @given(SETTINGS, st.data())
 @settings(max_examples=50, deadline=None)
 def test_retyped_tensor_is_reported(setting: Setting, data: st.DataObject) -> None:
-    name = data.draw(st.sampled_from(setting.names))
+    # A router's bias is cast to float32, whatever it is stored as.
+    name = data.draw(st.sampled_from([each for each in setting.names if not each.endswith("e_score_correction_bias")]))
     header = setting.checkpoint.tensors[name]
     dtype = data.draw(st.sampled_from([each for each in ("BF16", "F16", "F32", "F8_E4M3", "I8") if each != header.dtype]))
     faulty = replace(setting.checkpoint, tensors={**setting.checkpoint.tensors, name: header._replace(dtype=dtype)})
