@@ -9,9 +9,10 @@ import pytest
 
 from mapper.cli import main
 
-# A busy machine is no failure. Tests of the guarantees have profiles of their own.
-hypothesis.settings.register_profile("suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
-hypothesis.settings.load_profile("suite")
+# A busy machine is no failure. A run that loads a profile of its own keeps it.
+if hypothesis.settings.get_current_profile_name() in ("default", "ci"):
+    hypothesis.settings.register_profile("suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+    hypothesis.settings.load_profile("suite")
 
 
 @pytest.fixture

@@ -86,9 +86,7 @@ def _require_testing() -> None:
 def _loads(spec: Spec, num_examples: int) -> tuple[dict[str, int], list[Diagnostic]]:
     """Return the loads done per runtime and guarantee, and what they broke."""
     from mapper.testing.run import GUARANTEES, run_guarantee
-    from mapper.testing.strategies import register_profiles
 
-    register_profiles()
     loads: dict[str, int] = {}
     broken: list[Diagnostic] = []
     pairs = [(runtime, each) for runtime in spec.runtimes for each in GUARANTEES]

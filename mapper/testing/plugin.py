@@ -81,9 +81,7 @@ class SpecFile(pytest.File):
         def check() -> None:
             from mapper import load_spec
             from mapper.testing.run import run_guarantee
-            from mapper.testing.strategies import register_profiles
 
-            register_profiles()
             outcome = run_guarantee(load_spec(str(self.path)), runtime, guarantee)
             if not outcome.checked:
                 pytest.skip(f"nothing to check: {'; '.join(outcome.refused)}")

@@ -14,7 +14,7 @@ from mapper.spec.model import Spec
 from mapper.testing import guarantees
 from mapper.testing.example import Example
 from mapper.testing.guarantees import NotBuilt
-from mapper.testing.strategies import examples, faults, streams
+from mapper.testing.strategies import examples, faults, profile, streams
 
 GUARANTEES = (
     "coverage",
@@ -48,12 +48,12 @@ class Outcome:
 def run_guarantee(spec: Spec, runtime: str, guarantee: str, *, max_examples: int | None = None) -> Outcome:
     """Check one guarantee of a spec's runtime on drawn examples; raises AssertionError with the example that breaks it.
 
-    `max_examples` is that of the loaded hypothesis profile by default.
+    `max_examples` is that of the profile by default (see `mapper.testing.strategies.profile`).
     """
     assert guarantee in GUARANTEES, f"{guarantee!r} is none of {', '.join(GUARANTEES)}"
     outcome = Outcome()
 
-    @settings(max_examples=max_examples or settings().max_examples)
+    @settings(profile(), max_examples=max_examples or profile().max_examples)
     @given(st.data())
     def run(data: st.DataObject) -> None:
         example = data.draw(examples(spec, runtime, max_ranks=MAX_RANKS.get(guarantee, DEFAULT_MAX_RANKS)))

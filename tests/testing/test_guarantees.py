@@ -7,11 +7,10 @@ from hypothesis import strategies as st
 import mapper
 from mapper.spec.bundled import bundled_ids
 from mapper.testing.run import GUARANTEES, check_guarantee, run_guarantee
-from mapper.testing.strategies import chosen_profile, examples, register_profiles, specs
+from mapper.testing.strategies import chosen_profile, examples, profile, specs
 from mapper.testing.strategies.spec import RUNTIME
 from tests.testing.conftest import MOVED
 
-register_profiles()
 SPECS = {name: mapper.load_spec(name) for name in bundled_ids()}
 CASES = [(name, runtime) for name, spec in SPECS.items() for runtime in spec.runtimes]
 # How many random specs stand for one example of a bundled one.
@@ -32,7 +31,7 @@ def test_a_bundled_spec_keeps_the_guarantee(name, runtime, guarantee, record_pro
             assert not [rule for rule, where in outcome.moved.items() if not where], "a rule moved nothing"
 
 
-@settings(max_examples=settings().max_examples * SPECS_PER_EXAMPLE)
+@settings(profile(), max_examples=profile().max_examples * SPECS_PER_EXAMPLE)
 @given(st.data())
 def test_random_specs_keep_all_guarantees(data):
     drawn = data.draw(specs())
@@ -43,4 +42,4 @@ def test_random_specs_keep_all_guarantees(data):
 
 def test_the_profile_is_one_of_three():
     assert chosen_profile() in ("dev", "ci", "deep")
-    assert settings().deadline is None
+    assert profile().deadline is None

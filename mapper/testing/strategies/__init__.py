@@ -5,7 +5,7 @@ from mapper.testing.strategies.config import configs
 from mapper.testing.strategies.examples import examples
 from mapper.testing.strategies.fault import Fault, faults
 from mapper.testing.strategies.layout import layouts
-from mapper.testing.strategies.profiles import chosen_profile, register_profiles
+from mapper.testing.strategies.profiles import chosen_profile, profile
 from mapper.testing.strategies.spec import DrawnSpec, specs
 from mapper.testing.strategies.stream import streams
 from mapper.testing.strategies.values import SENTINEL_BYTE, sentinel, unique_values
@@ -20,7 +20,7 @@ __all__ = [
     "examples",
     "faults",
     "layouts",
-    "register_profiles",
+    "profile",
     "sentinel",
     "specs",
     "streams",
