@@ -210,7 +210,7 @@ def test_retyped_tensor_is_reported(setting: Setting, data: st.DataObject) -> No
         assert matching.findings == ()
         plan = setting.program.at_rank(rank).plan(faulty)
         written = {step.target for step in plan.steps() if step.source == name}
-        if written:
+        if written and not name.endswith("e_score_correction_bias"):  # its rule says `cast`: any dtype becomes float32
             assert refusal(setting, rank, faulty) == [("M533", target) for target in sorted(written)]
 
 
