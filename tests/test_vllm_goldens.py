@@ -51,6 +51,7 @@ DRAFTS = (
     "deepseek_v4_fp8",
     "deepseek_v4_fp4",
     "deepseek_v4_fp4_odd",
+    "glm4_moe",
 )
 REPLICAS_UNLOADED = {
     **{f"{family} {rank}": DRAFT for family in DRAFTS for rank in DRAFT_RANKS},
@@ -60,6 +61,9 @@ REPLICAS_UNLOADED = {
 # What vLLM silently leaves out of account for a model, by architecture; mapper refuses a layout that asks for it.
 IGNORED = {
     "DeepseekV4ForCausalLM": {"placement": "M333"},
+    "Glm4MoeForCausalLM": {"placement": "M333"},
+    "MixtralForCausalLM": {"placement": "M333"},
+    "Qwen2MoeForCausalLM": {"placement": "M333", "redundant": "M332"},
     "Qwen3MoeForCausalLM": {"placement": "M333"},
     "GptOssForCausalLM": {"placement": "M333", "redundant": "M332"},
 }
@@ -86,13 +90,16 @@ COMPARED = {
     "deepseek_v4_fp4": (91, 8695, 0),
     "deepseek_v4_fp4_odd": (47, 2530, 0),
     "deepseek_v4_fp8": (72, 6462, 0),
+    "glm4_moe": (72, 1843, 0),
     "gpt_oss_bf16": (55, 1205, 0),
     "gpt_oss_mxfp4": (54, 1392, 0),
     "llama": (21, 294, 0),
+    "mixtral": (55, 725, 0),
+    "qwen2_moe": (55, 1485, 0),
     "qwen3_moe": (55, 1205, 0),
     "qwen3_moe_fp8": (55, 1525, 320),
 }
-NUM_RANKS, NUM_PARAMETERS = 1123, 52161
+NUM_RANKS, NUM_PARAMETERS = 1305, 56214
 
 
 @cache
@@ -288,6 +295,9 @@ def test_totals_are_all_ranks_and_every_exemption_is_one_of_them() -> None:
     assert {family: len(failed_ranks(family)) for family in family_names() if failed_ranks(family)} == FAILED
     texts = {layout_text(rank) for family in COMPARED for rank in ranks_of(family)}
     assert {text for text in texts if "redundant_experts" in text or "placement" in text} == {
+        "tp=2,pp=1,dp=1,ep=2,redundant_experts=2",
+        "tp=2,pp=2,dp=1,ep=2,redundant_experts=2",
+        "tp=4,pp=1,dp=1,ep=4,redundant_experts=2",
         "tp=2,pp=1,dp=1,ep=2,redundant_experts=4",
         "tp=2,pp=2,dp=1,ep=2,redundant_experts=4",
         "tp=4,pp=1,dp=1,ep=4,redundant_experts=4",
