@@ -37,6 +37,9 @@ NUM_RANKS = {
     "gpt_oss_bf16": (55, 0),
     "gpt_oss_mxfp4": (54, 10),
     "llama": (21, 0),
+    "glm4_moe": (72, 0),
+    "mixtral": (55, 0),
+    "qwen2_moe": (55, 0),
     "qwen3_moe": (55, 0),
     "qwen3_moe_fp8": (55, 0),
 }
