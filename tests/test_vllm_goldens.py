@@ -73,7 +73,7 @@ REFUSED = {
     "deepseek_v3_fp8_mis2": ("M331", "the same; vLLM loads the scales of kv_a's rows one block too far down"),
 }
 # Ranks that vLLM could not build or load, per family.
-FAILED = {"deepseek_v3_fp8_mis": 55, "gpt_oss_mxfp4": 10}
+FAILED = {"deepseek_v3_fp8_mis": 55, "deepseek_v3_int4": 10, "gpt_oss_mxfp4": 10}
 # Per family: the ranks and the parameters compared, and how many of these no file fills.
 COMPARED = {
     "deepseek_v2": (55, 1560, 0),
@@ -84,6 +84,7 @@ COMPARED = {
     "deepseek_v3_fp8": (55, 2520, 0),
     "deepseek_v3_fp8_mtp": (72, 2116, 0),
     "deepseek_v3_fp8_odd": (23, 656, 0),
+    "deepseek_v3_int4": (45, 1568, 0),
     "deepseek_v3_mtp": (72, 1980, 0),
     "deepseek_v4_bf16": (72, 4932, 0),
     "deepseek_v4_dspark": (70, 5760, 30),
@@ -99,7 +100,7 @@ COMPARED = {
     "qwen3_moe": (55, 1205, 0),
     "qwen3_moe_fp8": (55, 1525, 320),
 }
-NUM_RANKS, NUM_PARAMETERS = 1305, 56214
+NUM_RANKS, NUM_PARAMETERS = 1350, 57782
 
 
 @cache
@@ -277,12 +278,13 @@ def test_blocks_that_start_inside_a_block_are_refused_on_every_layout(family: st
         assert {each.code for each in raised.value.diagnostics} == {code}
 
 
-def test_redundant_experts_of_mxfp4_fail_in_vllm_and_are_refused() -> None:
-    config = FAMILIES["gpt_oss_mxfp4"].config
-    for layout in {each.text for each in failed_ranks("gpt_oss_mxfp4")}:
+@pytest.mark.parametrize(("family", "code"), [("gpt_oss_mxfp4", "M332"), ("deepseek_v3_int4", "M302")])
+def test_redundant_experts_that_fail_in_vllm_are_refused(family: str, code: str) -> None:
+    config = FAMILIES[family].config
+    for layout in {each.text for each in failed_ranks(family)}:
         with pytest.raises(MapperError) as raised:
-            compile(spec_of("gpt_oss_mxfp4"), config=config, runtime="vllm", layout=Layout.parse(layout))
-        assert [each.code for each in raised.value.diagnostics] == ["M332"]
+            compile(spec_of(family), config=config, runtime="vllm", layout=Layout.parse(layout))
+        assert [each.code for each in raised.value.diagnostics] == [code]
 
 
 def test_totals_are_all_ranks_and_every_exemption_is_one_of_them() -> None:

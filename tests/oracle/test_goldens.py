@@ -28,6 +28,7 @@ NUM_RANKS = {
     "deepseek_v3_fp8_mis2": (55, 0),
     "deepseek_v3_fp8_mtp": (72, 0),
     "deepseek_v3_fp8_odd": (23, 0),
+    "deepseek_v3_int4": (45, 10),
     "deepseek_v3_mtp": (72, 0),
     "deepseek_v4_bf16": (72, 0),
     "deepseek_v4_dspark": (70, 0),
