@@ -175,8 +175,7 @@ def quantization_facts(config: Mapping[str, object]) -> dict[str, Value]:
     `quant_method` and `weight_bits` are null without quantisation; `block_out`, `block_in` and `group_size` are 1 where
     there is none. What the groups of `config_groups` (compressed-tensors) do not agree on is null.
     """
-    found, section = _look_up(config, "quantization_config")
-    quantization = section if found and isinstance(section, Mapping) else {}
+    quantization = quantization_section(config)
     block = quantization.get("weight_block_size")
     out, inner = block if isinstance(block, list | tuple) and len(block) == 2 else (1, 1)
     return {
@@ -186,6 +185,12 @@ def quantization_facts(config: Mapping[str, object]) -> dict[str, Value]:
         "group_size": _of_weights(quantization, ("group_size",), 1),
         "weight_bits": _of_weights(quantization, ("bits", "num_bits"), None),
     }
+
+
+def quantization_section(config: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the config's `quantization_config`; empty where there is none."""
+    _, section = _look_up(config, "quantization_config")
+    return section if isinstance(section, Mapping) else {}
 
 
 def _of_weights(quantization: Mapping[str, object], keys: tuple[str, ...], default: Value) -> Value:

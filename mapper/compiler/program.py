@@ -16,7 +16,8 @@ from mapper.compiler.counts import CountRule, count_rules, rerooted_counts, with
 from mapper.compiler.expand import flatten
 from mapper.compiler.families import Context, bound, families_of
 from mapper.compiler.mesh import mesh_of
-from mapper.compiler.names import Names, config_values, quantization_facts
+from mapper.compiler.exclusions import exclusions_of
+from mapper.compiler.names import Names, config_values, quantization_facts, quantization_section
 from mapper.compiler.ranges import counted, range_of
 from mapper.compiler.resolve import Resolution, Resolver
 from mapper.compiler.sizes import Formats
@@ -190,13 +191,15 @@ def compile(
     constants.update(mesh.sizes)
     constants["redundant_experts"] = mesh.redundant_experts
     names = Names(constants, lets, indices)
+    unquantized = Names({**constants, **quantization_facts({})}, lets, indices)
     _check_requirements(section, names)
     whole = {name: range_of(index, names) for name, index in indices.items()}
     domains = {name: counted(index, whole[name], names) for name, index in indices.items()}
     placed = {name: index.axis for name, index in indices.items() if index.axis is not None}
     _raise([fault for name, axis in placed.items() if axis == "ep" for fault in placement_faults(len(domains[name]), mesh)])
     formats: dict[str, Format] = {**spec.formats, **section.formats}
-    context = Context(Formats(formats, names), domains, placed, mesh)
+    exclusions = exclusions_of(quantization_section(config))
+    context = Context(Formats(formats, names), Formats(formats, unquantized), exclusions, domains, placed, mesh)
     families = families_of(flatten(section.rules, spec.blocks, names), context)
     skips = _named_rules(section.skip, names, domains)
     keeps = _named_rules(section.keep, names, domains)
