@@ -137,12 +137,12 @@ def test_parts_of_one_parameter_that_disagree_are_reported(entry: str, excluded:
         compiled(tmp_path, [entry])
     (found,) = raised.value.diagnostics
     assert found.code == "M337"
-    assert found.message == (
-        f"the quantisation config leaves out {excluded!r} and not {kept!r}, which one parameter holds"
-    )
+    assert found.message == (f"the quantisation config leaves out {excluded!r} and not {kept!r}, which one parameter holds")
 
 
 def test_a_source_with_a_format_of_its_own_is_not_asked(tmp_path: Path) -> None:
     text = TEXT.replace('"layers.{layer}.k.{leaf}"', '{source: "layers.{layer}.k.{leaf}", format: plain}')
-    text = text.replace('sources: ["layers.{layer}.q.{leaf}"', 'sources: [{source: "layers.{layer}.q.{leaf}", format: dequantized}')
+    text = text.replace(
+        'sources: ["layers.{layer}.q.{leaf}"', 'sources: [{source: "layers.{layer}.q.{leaf}", format: dequantized}'
+    )
     assert leaves_of(compiled(tmp_path, ["layers.1.k"], text))["model.1.qkv"] == {"weight"}

@@ -115,7 +115,9 @@ def _of_spelling(
             named.setdefault(tuple(values[at] for at in positions), {}).setdefault(is_left_out, module)
     for modules in named.values():
         if len(modules) > 1:
-            raise MapperError([finding("M337", place=place, subject=modules[True], excluded=modules[True], kept=modules[False])])
+            raise MapperError(
+                [finding("M337", place=place, subject=modules[True], excluded=modules[True], kept=modules[False])]
+            )
     values = frozenset(combination for combination, modules in named.items() if True in modules)
     return LeftOut((), frozenset({()})) if len(values) == len(named) else LeftOut(indices, values)
 
