@@ -13,10 +13,10 @@ from mapper.checkpoint import Checkpoint, TensorHeader
 from mapper.checkpoint.collector import collector_paused
 from mapper.compiler.conflicts import conflicts, skip_conflicts
 from mapper.compiler.counts import CountRule, count_rules, rerooted_counts, with_counts
+from mapper.compiler.exclusions import exclusions_of
 from mapper.compiler.expand import flatten
 from mapper.compiler.families import Context, bound, families_of
 from mapper.compiler.mesh import mesh_of
-from mapper.compiler.exclusions import exclusions_of
 from mapper.compiler.names import Names, config_values, quantization_facts, quantization_section
 from mapper.compiler.ranges import counted, range_of
 from mapper.compiler.resolve import Resolution, Resolver
