@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 from mapper.diagnostics import MapperError, Place, finding
 from mapper.pattern import Bindings, IndexValue, Template
 from mapper.plan.family import Domains
+from mapper.plan.matching import Matching
 
 KEYS = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
 """What fp8, AWQ and MXFP4; vLLM's fp8; compressed-tensors; and ModelOpt call the list."""
@@ -27,25 +28,29 @@ class Exclusions:
     """
 
     runs: Mapping[int, frozenset[str]] = field(default_factory=dict)
-    expressions: tuple[re.Pattern[str], ...] = ()
+    expressions: tuple[tuple[str, re.Pattern[str]], ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.runs or self.expressions)
 
-    def leave_out(self, module: str) -> bool:
-        """Whether the list names this module, or one that it is part of."""
+    def entry_for(self, module: str) -> str | None:
+        """Return the entry that names this module, or one that it is part of."""
         segments = module.split(".")
         for length, runs in self.runs.items():
             for start in range(len(segments) - length + 1):
-                if ".".join(segments[start : start + length]) in runs:
-                    return True
-        return any(each.search(module) for each in self.expressions)
+                run = ".".join(segments[start : start + length])
+                if run in runs:
+                    return run
+        return next((entry for entry, each in self.expressions if each.search(module)), None)
+
+    def leave_out(self, module: str) -> bool:
+        return self.entry_for(module) is not None
 
 
 def exclusions_of(quantization: Mapping[str, object]) -> Exclusions:
     """Return what a `quantization_config` leaves out; raises MapperError M338 for an entry that cannot be read."""
     runs: dict[int, set[str]] = {}
-    expressions: list[re.Pattern[str]] = []
+    expressions: list[tuple[str, re.Pattern[str]]] = []
     for key in KEYS:
         entries = quantization.get(key)
         for entry in entries if isinstance(entries, list) else ():
@@ -55,7 +60,7 @@ def exclusions_of(quantization: Mapping[str, object]) -> Exclusions:
                 runs.setdefault(entry.count(".") + 1, set()).add(entry)
                 continue
             try:
-                expressions.append(re.compile(_expression(entry)))
+                expressions.append((entry, re.compile(_expression(entry))))
             except re.error as error:
                 _refuse(key, entry, str(error))
     return Exclusions({length: frozenset(found) for length, found in sorted(runs.items())}, tuple(expressions))
@@ -100,6 +105,18 @@ def left_out(
         if any(each.holds(dict(zip(indices, combination, strict=True))) for each in found)
     )
     return LeftOut(indices, values)
+
+
+def with_entries(matching: Matching, exclusions: Exclusions) -> Matching:
+    """Return the matching, each unknown tensor of a module that is left out with the entry that does so."""
+    entries = {name: exclusions.entry_for(name.rpartition(".")[0]) for name in matching.unknown}
+    findings = tuple(
+        replace(each, hint=f"the quantisation config leaves its module out: {entry!r}")
+        if each.code == "M502" and (entry := entries.get(each.subject)) is not None
+        else each
+        for each in matching.findings
+    )
+    return replace(matching, findings=findings)
 
 
 def _of_spelling(

@@ -13,7 +13,7 @@ from mapper.checkpoint import Checkpoint, TensorHeader
 from mapper.checkpoint.collector import collector_paused
 from mapper.compiler.conflicts import conflicts, skip_conflicts
 from mapper.compiler.counts import CountRule, count_rules, rerooted_counts, with_counts
-from mapper.compiler.exclusions import exclusions_of
+from mapper.compiler.exclusions import exclusions_of, with_entries
 from mapper.compiler.expand import flatten
 from mapper.compiler.families import Context, bound, families_of
 from mapper.compiler.mesh import mesh_of
@@ -96,7 +96,9 @@ class Program:
         """Return how the checkpoint's tensors are accounted for; the same on every rank."""
         with collector_paused():
             matching = match(self.families, self.skips, checkpoint.tensors)
-            return with_counts(matching, self.counts, checkpoint.tensors)
+            matching = with_counts(matching, self.counts, checkpoint.tensors)
+        exclusions = exclusions_of(quantization_section(self.config))
+        return with_entries(matching, exclusions) if matching.unknown and exclusions else matching
 
     def plan(self, checkpoint: Checkpoint) -> Plan:
         """Return this rank's plan for a checkpoint; raises MapperError with every finding."""
