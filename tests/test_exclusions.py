@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import torch
 
 from mapper.compiler import Program, compile
 from mapper.compiler.exclusions import KEYS, exclusions_of
 from mapper.diagnostics import MapperError
-from tests.loads import spec_of
+from tests.loads import spec_of, write
 
 LIST = "modules_to_not_convert"
 
@@ -146,3 +147,10 @@ def test_a_source_with_a_format_of_its_own_is_not_asked(tmp_path: Path) -> None:
         'sources: ["layers.{layer}.q.{leaf}"', 'sources: [{source: "layers.{layer}.q.{leaf}", format: dequantized}'
     )
     assert leaves_of(compiled(tmp_path, ["layers.1.k"], text))["model.1.qkv"] == {"weight"}
+
+
+def test_an_unknown_tensor_of_a_module_that_is_left_out_names_the_entry(tmp_path: Path) -> None:
+    checkpoint = write(tmp_path / "files", {f"layers.{layer}.q.weight_scale_inv": torch.zeros(2, 2) for layer in (0, 1)}, {})
+    findings = compiled(tmp_path, ["layers.1.q", "layers.1.k"]).match(checkpoint).findings
+    hints = {each.subject: each.hint for each in findings if each.code == "M502"}
+    assert hints == {"layers.1.q.weight_scale_inv": "the quantisation config leaves its module out: 'layers.1.q'"}

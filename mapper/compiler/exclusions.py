@@ -129,14 +129,14 @@ def _of_spelling(
         for values, name in zip(_product(template.indices, domains), template.names(domains), strict=True):
             module = name.removesuffix(LEAF_TEXT).removesuffix(".")
             is_left_out = exclusions.leave_out(module)
-            named.setdefault(tuple(values[at] for at in positions), {}).setdefault(is_left_out, module)
+            named.setdefault(tuple(values[position] for position in positions), {}).setdefault(is_left_out, module)
     for modules in named.values():
         if len(modules) > 1:
             raise MapperError(
                 [finding("M337", place=place, subject=modules[True], excluded=modules[True], kept=modules[False])]
             )
-    values = frozenset(combination for combination, modules in named.items() if True in modules)
-    return LeftOut((), frozenset({()})) if len(values) == len(named) else LeftOut(indices, values)
+    at = frozenset(combination for combination, modules in named.items() if True in modules)
+    return LeftOut((), frozenset({()})) if len(at) == len(named) else LeftOut(indices, at)
 
 
 def _product(indices: Sequence[str], domains: Domains) -> list[tuple[IndexValue, ...]]:
