@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mapper.diagnostics import finding, render_github, render_text
+from mapper.diagnostics import Diagnostic, finding, render_github, render_text
 from mapper.lint import lint
 from mapper.lint.programs import attempt_all
 from mapper.schema import validate
@@ -15,6 +15,7 @@ from mapper.spec import load_spec
 from mapper.spec.bundled import bundled_ids, read_builtin
 from mapper.spec.check import check_spec
 from mapper.spec.inherit import merge
+from mapper.spec.model import Spec
 from mapper.spec.parse import parse_spec
 from mapper.yaml_source import parse_text
 
@@ -77,10 +78,16 @@ def test_every_bundled_spec_lints_clean(name):
     assert lint(load_spec(name)) == ()
 
 
+def asked_for(spec: Spec) -> list[Diagnostic]:
+    """Return the cases that a spec without any is asked for; rules that its own cases alone reach are other findings."""
+    found = lint(replace(spec, cases=()))
+    assert {each.code for each in found} <= {"M810", "M814", "M815"}
+    return [each for each in found if each.code == "M810"]
+
+
 def test_a_bundled_spec_without_its_cases_lacks_them_for_every_runtime():
     spec = load_spec("deepseek_v2")
-    found = lint(replace(spec, cases=()))
-    assert {each.code for each in found} == {"M810"}
+    found = asked_for(spec)
     assert {each.severity for each in found} == {"warning"}
     assert sorted(each.subject.removeprefix("model.layers.{layer}.") for each in found) == [
         "mlp.experts.gate_up_proj{leaf}",
@@ -94,22 +101,24 @@ def test_a_bundled_spec_without_its_cases_lacks_them_for_every_runtime():
 
 def test_the_case_to_add_is_for_the_config_with_most_leaves():
     spec = load_spec("deepseek_v2")
-    found = lint(replace(spec, cases=(), runtimes={"vllm": spec.runtimes["vllm"]}))
+    found = asked_for(replace(spec, runtimes={"vllm": spec.runtimes["vllm"]}))
     assert [each.hint.count("config: DeepSeek-V3\n") for each in found] == [1, 1, 1]
     assert [each.hint.count("weight_scale_inv: ") for each in found] == [2, 2, 2]
 
 
 def test_the_lines_that_lint_asks_for_silence_it():
     spec = load_spec("deepseek_v2")
-    text = "".join(each.hint.removeprefix("add under `cases`:\n") + "\n" for each in lint(replace(spec, cases=())))
-    node = parse_text(bundled_ids()["deepseek_v2"].read_text().split("\ncases:")[0] + "\ncases:\n" + text, file="x.yaml")
+    text = "".join(each.hint.removeprefix("add under `cases`:\n") + "\n" for each in asked_for(spec))
+    rules, cases = bundled_ids()["deepseek_v2"].read_text().split("\ncases:")
+    small = cases[cases.index("  # Experts in int4") :]
+    node = parse_text(f"{rules}\ncases:\n{text}{small}", file="x.yaml")
     assert not validate(node)
     assert lint(parse_spec(merge(None, node), builtin=read_builtin())) == ()
 
 
 def test_every_runtime_is_compiled_with_every_config_on_many_layouts():
     attempts = attempt_all(load_spec("deepseek_v2"))
-    compiled = {(attempt.config, attempt.runtime) for attempt, _ in attempts.programs}
+    compiled = {(attempt.config, attempt.runtime) for attempt, _ in attempts.programs if not attempt.config.startswith("{")}
     assert compiled == {
         ("DeepSeek-V3", "vllm"), ("DeepSeek-V3", "vllm-mtp"), ("DeepSeek-V3", "transformers"),
         ("DeepSeek-V2-Lite-Chat", "vllm"), ("DeepSeek-V2-Lite-Chat", "transformers"),

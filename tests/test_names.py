@@ -249,7 +249,9 @@ def test_root_counts_before_the_text_config() -> None:
     assert config_values(spec_of(size="7"), {"text_config": None}) == {"size": 7}
 
 
-NO_QUANTIZATION = {"quant_method": None, "block_out": 1, "block_in": 1, "group_size": 1}
+INT4 = {"targets": ["Linear"], "weights": {"num_bits": 4, "group_size": 32}}
+FP8 = {"weights": {"num_bits": 8, "group_size": None}}
+NO_QUANTIZATION = {"quant_method": None, "block_out": 1, "block_in": 1, "group_size": 1, "weight_bits": None}
 
 
 @pytest.mark.parametrize(
@@ -264,6 +266,12 @@ NO_QUANTIZATION = {"quant_method": None, "block_out": 1, "block_in": 1, "group_s
         ({"quantization_config": {"quant_method": "fp8", "weight_block_size": None}}, {"quant_method": "fp8"}),
         ({"text_config": {"quantization_config": {"group_size": 32}}}, {"group_size": 32}),
         ({"quantization_config": {"quant_method": "gptq", "group_size": None}}, {"quant_method": "gptq"}),
+        ({"quantization_config": {"bits": 4, "group_size": 128}}, {"weight_bits": 4, "group_size": 128}),
+        ({"quantization_config": {"config_groups": {"a": INT4}}}, {"weight_bits": 4, "group_size": 32}),
+        ({"quantization_config": {"config_groups": {"a": INT4, "b": INT4}}}, {"weight_bits": 4, "group_size": 32}),
+        ({"quantization_config": {"config_groups": {"a": INT4, "b": FP8}}}, {"weight_bits": None, "group_size": None}),
+        ({"quantization_config": {"config_groups": {"a": FP8}}}, {"weight_bits": 8}),
+        ({"quantization_config": {"config_groups": {"a": {"weights": None}}}}, {}),
     ],
 )  # fmt: skip
 def test_quantization_facts(config: dict[str, object], facts: dict[str, object]) -> None:

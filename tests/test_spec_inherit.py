@@ -237,6 +237,21 @@ def test_a_drop_of_an_unknown_id_is_reported(tmp_path):
     )
 
 
+def test_a_runtime_that_is_null_is_taken_away(tmp_path):
+    assert list(load(tmp_path, "runtimes: {r: null, other: {rules: [{target: t}]}}\n").runtimes) == ["other"]
+
+
+@pytest.mark.parametrize("parent", ["extends: parent", "title: T\nversion: 1.0.0\narchitectures: [A]"])
+def test_a_runtime_that_is_null_and_not_inherited_is_reported(parent, tmp_path):
+    (tmp_path / "parent.yaml").write_text(PARENT)
+    path = tmp_path / "child.yaml"
+    path.write_text(f"spec: 1\nid: child\n{parent}\nruntimes: {{q: null}}\n")
+    with pytest.raises(MapperError) as raised:
+        read_spec(path)
+    (found,) = raised.value.diagnostics
+    assert (found.code, found.message) == ("M144", "nothing inherited here has the id 'q'")
+
+
 def test_a_drop_inside_a_group_of_the_child_is_reported(tmp_path):
     assert rendered(tmp_path, "blocks: {layer: [{at: g, rules: [{drop: [l1]}]}]}\n") == (
         "child.yaml:4:42: M144 nothing inherited here has the id 'l1'\n"

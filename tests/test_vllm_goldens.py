@@ -51,6 +51,7 @@ DRAFTS = (
     "deepseek_v4_fp8",
     "deepseek_v4_fp4",
     "deepseek_v4_fp4_odd",
+    "glm4_moe",
 )
 REPLICAS_UNLOADED = {
     **{f"{family} {rank}": DRAFT for family in DRAFTS for rank in DRAFT_RANKS},
@@ -60,6 +61,9 @@ REPLICAS_UNLOADED = {
 # What vLLM silently leaves out of account for a model, by architecture; mapper refuses a layout that asks for it.
 IGNORED = {
     "DeepseekV4ForCausalLM": {"placement": "M333"},
+    "Glm4MoeForCausalLM": {"placement": "M333"},
+    "MixtralForCausalLM": {"placement": "M333"},
+    "Qwen2MoeForCausalLM": {"placement": "M333", "redundant": "M332"},
     "Qwen3MoeForCausalLM": {"placement": "M333"},
     "GptOssForCausalLM": {"placement": "M333", "redundant": "M332"},
 }
@@ -69,7 +73,7 @@ REFUSED = {
     "deepseek_v3_fp8_mis2": ("M331", "the same; vLLM loads the scales of kv_a's rows one block too far down"),
 }
 # Ranks that vLLM could not build or load, per family.
-FAILED = {"deepseek_v3_fp8_mis": 55, "gpt_oss_mxfp4": 10}
+FAILED = {"deepseek_v3_fp8_mis": 55, "deepseek_v3_int4": 10, "gpt_oss_mxfp4": 10}
 # Per family: the ranks and the parameters compared, and how many of these no file fills.
 COMPARED = {
     "deepseek_v2": (55, 1560, 0),
@@ -80,19 +84,23 @@ COMPARED = {
     "deepseek_v3_fp8": (55, 2520, 0),
     "deepseek_v3_fp8_mtp": (72, 2116, 0),
     "deepseek_v3_fp8_odd": (23, 656, 0),
+    "deepseek_v3_int4": (45, 1568, 0),
     "deepseek_v3_mtp": (72, 1980, 0),
     "deepseek_v4_bf16": (72, 4932, 0),
     "deepseek_v4_dspark": (70, 5760, 30),
     "deepseek_v4_fp4": (91, 8695, 0),
     "deepseek_v4_fp4_odd": (47, 2530, 0),
     "deepseek_v4_fp8": (72, 6462, 0),
+    "glm4_moe": (72, 1843, 0),
     "gpt_oss_bf16": (55, 1205, 0),
     "gpt_oss_mxfp4": (54, 1392, 0),
     "llama": (21, 294, 0),
+    "mixtral": (55, 725, 0),
+    "qwen2_moe": (55, 1485, 0),
     "qwen3_moe": (55, 1205, 0),
     "qwen3_moe_fp8": (55, 1525, 320),
 }
-NUM_RANKS, NUM_PARAMETERS = 1123, 52161
+NUM_RANKS, NUM_PARAMETERS = 1350, 57782
 
 
 @cache
@@ -270,12 +278,13 @@ def test_blocks_that_start_inside_a_block_are_refused_on_every_layout(family: st
         assert {each.code for each in raised.value.diagnostics} == {code}
 
 
-def test_redundant_experts_of_mxfp4_fail_in_vllm_and_are_refused() -> None:
-    config = FAMILIES["gpt_oss_mxfp4"].config
-    for layout in {each.text for each in failed_ranks("gpt_oss_mxfp4")}:
+@pytest.mark.parametrize(("family", "code"), [("gpt_oss_mxfp4", "M332"), ("deepseek_v3_int4", "M302")])
+def test_redundant_experts_that_fail_in_vllm_are_refused(family: str, code: str) -> None:
+    config = FAMILIES[family].config
+    for layout in {each.text for each in failed_ranks(family)}:
         with pytest.raises(MapperError) as raised:
-            compile(spec_of("gpt_oss_mxfp4"), config=config, runtime="vllm", layout=Layout.parse(layout))
-        assert [each.code for each in raised.value.diagnostics] == ["M332"]
+            compile(spec_of(family), config=config, runtime="vllm", layout=Layout.parse(layout))
+        assert [each.code for each in raised.value.diagnostics] == [code]
 
 
 def test_totals_are_all_ranks_and_every_exemption_is_one_of_them() -> None:
@@ -288,6 +297,9 @@ def test_totals_are_all_ranks_and_every_exemption_is_one_of_them() -> None:
     assert {family: len(failed_ranks(family)) for family in family_names() if failed_ranks(family)} == FAILED
     texts = {layout_text(rank) for family in COMPARED for rank in ranks_of(family)}
     assert {text for text in texts if "redundant_experts" in text or "placement" in text} == {
+        "tp=2,pp=1,dp=1,ep=2,redundant_experts=2",
+        "tp=2,pp=2,dp=1,ep=2,redundant_experts=2",
+        "tp=4,pp=1,dp=1,ep=4,redundant_experts=2",
         "tp=2,pp=1,dp=1,ep=2,redundant_experts=4",
         "tp=2,pp=2,dp=1,ep=2,redundant_experts=4",
         "tp=4,pp=1,dp=1,ep=4,redundant_experts=4",

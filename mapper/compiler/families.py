@@ -9,6 +9,7 @@ from itertools import product
 from mapper.compiler.append import appended
 from mapper.compiler.cuts import cut_faults
 from mapper.compiler.disk import below_stack, disk_layout
+from mapper.compiler.exclusions import LEAF_TEXT, Exclusions, LeftOut, left_out
 from mapper.compiler.expand import FlatRule
 from mapper.compiler.names import Names
 from mapper.compiler.sizes import Formats, LeafSizes, Sizes, StoredAxis, expressions, sizes_at
@@ -25,9 +26,14 @@ LEAF = "leaf"
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What all rules of a program share. `placed` says which mesh axis owns an index."""
+    """What all rules of a program share. `placed` says which mesh axis owns an index.
+
+    `unquantized` are the formats of the modules in `exclusions`.
+    """
 
     formats: Formats
+    unquantized: Formats
+    exclusions: Exclusions
     domains: Domains
     placed: Mapping[str, str]
     mesh: Mesh
@@ -71,12 +77,15 @@ def bound(
 
 def _families(flat: FlatRule, context: Context) -> Iterator[Family]:
     used = _indices(flat, context)
-    dependent = _dependent(flat, context, used)
+    excluded = _left_out(flat, context)
+    needed = {*_dependent(flat, context, used), *excluded.indices}
+    dependent = [index for index in used if index in needed]
     groups: dict[Sizes, list[tuple[IndexValue, ...]]] = {}
     for values in product(*(context.domains[index] for index in dependent)):
         bindings: Bindings = dict(zip(dependent, values, strict=True))
         if all(condition.names.evaluate(condition.expression, bindings, condition.place) for condition in flat.conditions):
-            groups.setdefault(sizes_at(flat, context.formats, bindings), []).append(values)
+            formats = context.unquantized if excluded.holds(bindings) else context.formats
+            groups.setdefault(sizes_at(flat, formats, bindings), []).append(values)
     if groups:
         require_supported(flat)
     for sizes, members in groups.items():
@@ -84,6 +93,22 @@ def _families(flat: FlatRule, context: Context) -> Iterator[Family]:
             domains = {index: restricted.get(index, context.domains[index]) for index in used}
             if all(domains.values()):
                 yield from _of_sizes(flat, context, sizes, domains)
+
+
+def _left_out(flat: FlatRule, context: Context) -> LeftOut:
+    """Return where the quantisation config leaves the rule's module out, by the name that either side gives it.
+
+    A source with a format of its own says for itself how it is stored.
+    """
+    if not context.exclusions or LEAF not in flat.target.names:
+        return LeftOut()
+    extra = {LEAF: LEAF_TEXT}
+    spellings = [[bound(flat.target, flat.names, context.domains, flat.rule.place, extra)]]
+    for each in flat.rule.alternatives:
+        patterns = [(flat.source(source.pattern), source.place) for source in each.sources if source.format is None]
+        spellings.append([bound(pattern, flat.names, context.domains, place, extra) for pattern, place in patterns])
+    stack = flat.rule.stack[0][0] if flat.rule.stack else None
+    return left_out(context.exclusions, [each for each in spellings if each], stack, context.domains, flat.rule.place)
 
 
 def _indices(flat: FlatRule, context: Context) -> list[str]:

@@ -172,18 +172,37 @@ def config_values(spec: Spec, config: Mapping[str, object]) -> dict[str, Value]:
 def quantization_facts(config: Mapping[str, object]) -> dict[str, Value]:
     """Return the built-in names that describe the checkpoint's quantisation, the same for every method.
 
-    `quant_method` is null without quantisation; `block_out`, `block_in` and `group_size` are 1 where there is none.
+    `quant_method` and `weight_bits` are null without quantisation; `block_out`, `block_in` and `group_size` are 1 where
+    there is none. What the groups of `config_groups` (compressed-tensors) do not agree on is null.
     """
-    found, section = _look_up(config, "quantization_config")
-    quantization = section if found and isinstance(section, Mapping) else {}
+    quantization = quantization_section(config)
     block = quantization.get("weight_block_size")
     out, inner = block if isinstance(block, list | tuple) and len(block) == 2 else (1, 1)
     return {
         "quant_method": quantization.get("quant_method"),
         "block_out": out,
         "block_in": inner,
-        "group_size": quantization.get("group_size") or 1,
+        "group_size": _of_weights(quantization, ("group_size",), 1),
+        "weight_bits": _of_weights(quantization, ("bits", "num_bits"), None),
     }
+
+
+def quantization_section(config: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the config's `quantization_config`; empty where there is none."""
+    _, section = _look_up(config, "quantization_config")
+    return section if isinstance(section, Mapping) else {}
+
+
+def _of_weights(quantization: Mapping[str, object], keys: tuple[str, ...], default: Value) -> Value:
+    """Return what the quantisation says of weights under the first of `keys`, at the root or in every one of its groups."""
+    groups = quantization.get("config_groups")
+    given = [each.get("weights") for each in groups.values()] if isinstance(groups, Mapping) else [quantization]
+    values = {_first(each, keys) or default if isinstance(each, Mapping) else default for each in given}
+    return values.pop() if len(values) == 1 else None
+
+
+def _first(given: Mapping[str, object], keys: tuple[str, ...]) -> Value:
+    return next((given[key] for key in keys if key in given), None)
 
 
 def _look_up(config: Mapping[str, object], path: str) -> tuple[bool, object]:

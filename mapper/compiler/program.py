@@ -13,10 +13,11 @@ from mapper.checkpoint import Checkpoint, TensorHeader
 from mapper.checkpoint.collector import collector_paused
 from mapper.compiler.conflicts import conflicts, skip_conflicts
 from mapper.compiler.counts import CountRule, count_rules, rerooted_counts, with_counts
+from mapper.compiler.exclusions import exclusions_of, with_entries
 from mapper.compiler.expand import flatten
 from mapper.compiler.families import Context, bound, families_of
 from mapper.compiler.mesh import mesh_of
-from mapper.compiler.names import Names, config_values, quantization_facts
+from mapper.compiler.names import Names, config_values, quantization_facts, quantization_section
 from mapper.compiler.ranges import counted, range_of
 from mapper.compiler.resolve import Resolution, Resolver
 from mapper.compiler.sizes import Formats
@@ -95,7 +96,9 @@ class Program:
         """Return how the checkpoint's tensors are accounted for; the same on every rank."""
         with collector_paused():
             matching = match(self.families, self.skips, checkpoint.tensors)
-            return with_counts(matching, self.counts, checkpoint.tensors)
+            matching = with_counts(matching, self.counts, checkpoint.tensors)
+        exclusions = exclusions_of(quantization_section(self.config))
+        return with_entries(matching, exclusions) if matching.unknown and exclusions else matching
 
     def plan(self, checkpoint: Checkpoint) -> Plan:
         """Return this rank's plan for a checkpoint; raises MapperError with every finding."""
@@ -190,13 +193,15 @@ def compile(
     constants.update(mesh.sizes)
     constants["redundant_experts"] = mesh.redundant_experts
     names = Names(constants, lets, indices)
+    unquantized = Names({**constants, **quantization_facts({})}, lets, indices)
     _check_requirements(section, names)
     whole = {name: range_of(index, names) for name, index in indices.items()}
     domains = {name: counted(index, whole[name], names) for name, index in indices.items()}
     placed = {name: index.axis for name, index in indices.items() if index.axis is not None}
     _raise([fault for name, axis in placed.items() if axis == "ep" for fault in placement_faults(len(domains[name]), mesh)])
     formats: dict[str, Format] = {**spec.formats, **section.formats}
-    context = Context(Formats(formats, names), domains, placed, mesh)
+    exclusions = exclusions_of(quantization_section(config))
+    context = Context(Formats(formats, names), Formats(formats, unquantized), exclusions, domains, placed, mesh)
     families = families_of(flatten(section.rules, spec.blocks, names), context)
     skips = _named_rules(section.skip, names, domains)
     keeps = _named_rules(section.keep, names, domains)

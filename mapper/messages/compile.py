@@ -169,6 +169,16 @@ MESSAGES: dict[str, Message] = {
         "Every expert needs at least one slot, and only experts of the model have one.",
         "Correct the table.",
     ),
+    "M337": Message(
+        "the quantisation config leaves out {excluded!r} and not {kept!r}, which one parameter holds",
+        "One parameter has one format; its parts are quantised together or not at all.",
+        "Name all of them in the list, or none.",
+    ),
+    "M338": Message(
+        "`{key}` of the quantisation config has the entry {entry!r}: {problem}",
+        "An entry is a module's name, a name with `*`, or `re:` and a regular expression.",
+        "Correct the entry in the config.",
+    ),
     "M340": Message(
         "in the view {formula!r} of {dim!r}: {problem}",
         "The sizes of a view's factors multiply to the size of the dim, or of the part that they are for; one factor may be "

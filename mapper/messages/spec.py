@@ -6,7 +6,7 @@ MESSAGES: dict[str, Message] = {
     "M201": Message(
         "unknown name {name!r}",
         "Expressions and placeholders know config keys, options, lets, indices, mesh axes, and quant_method, block_out, "
-        "block_in and group_size.",
+        "block_in, group_size and weight_bits.",
         "Correct the name, or declare it under `config`, `options`, `let` or `index`.",
     ),
     "M202": Message(

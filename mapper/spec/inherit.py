@@ -2,7 +2,7 @@
 
 Mappings merge key by key. Lists of rules, skip, keep, requires, counts and finalize append. An item with an inherited `id`
 replaces the inherited one where it stands, groups included; `drop: [id]` removes. What a name defines (a `let`, an index,
-an option, a format) is replaced as a whole. Cases are not inherited.
+an option, a format) is replaced as a whole. A runtime that is null is removed. Cases are not inherited.
 """
 
 from __future__ import annotations
@@ -38,9 +38,18 @@ def _merge_sections(parent: Mapping | None, child: Mapping, section: str, findin
     entries = {} if parent is None else {entry.name: entry for entry in parent.entries}
     for entry in child.entries:
         inherited = entries.get(entry.name)
+        if section == "runtimes" and isinstance(entry.value, Scalar):
+            _remove_runtime(entries, entry, findings)
+            continue
         value = _merge_value(None if inherited is None else inherited.value, entry, section, findings)
         entries[entry.name] = Entry(entry.key, value)
     return Mapping(tuple(entries.values()), child.place)
+
+
+def _remove_runtime(entries: dict[str, Entry], entry: Entry, findings: Findings) -> None:
+    if entries.pop(entry.name, None) is None:
+        hint = did_you_mean(entry.name, entries)
+        findings.append(finding("M144", place=entry.value.place, hint=hint, id=entry.name))
 
 
 def _merge_value(inherited: Node | None, entry: Entry, section: str, findings: Findings) -> Node:

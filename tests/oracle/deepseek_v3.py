@@ -72,7 +72,10 @@ def _experts(config: Config, prefix: str) -> Iterator[Header]:
     if config["topk_method"] == "noaux_tc":
         yield Header(f"{prefix}.gate.e_score_correction_bias", (num_experts,), torch.float32)
     for expert in range(num_experts):
-        yield from _mlp(config, f"{prefix}.experts.{expert}", width)
+        if _quant_method(config) == "compressed-tensors":
+            yield from _int4_mlp(config, f"{prefix}.experts.{expert}", width)
+        else:
+            yield from _mlp(config, f"{prefix}.experts.{expert}", width)
     yield from _mlp(config, f"{prefix}.shared_experts", width * config["n_shared_experts"])
 
 
@@ -83,8 +86,29 @@ def _mlp(config: Config, prefix: str, width: int) -> Iterator[Header]:
     yield from _linear(config, f"{prefix}.down_proj", hidden, width)
 
 
+def _int4_mlp(config: Config, prefix: str, width: int) -> Iterator[Header]:
+    hidden, group_size = config["hidden_size"], INT4_WEIGHTS["group_size"]
+    for name, num_rows, num_columns in (("gate_proj", width, hidden), ("up_proj", width, hidden), ("down_proj", hidden, width)):
+        yield Header(f"{prefix}.{name}.weight_packed", (num_rows, num_columns // 8), torch.int32)
+        yield Header(f"{prefix}.{name}.weight_scale", (num_rows, num_columns // group_size))
+        yield Header(f"{prefix}.{name}.weight_shape", (2,), torch.int32)
+
+
 def _linear(config: Config, prefix: str, num_rows: int, num_columns: int) -> Iterator[Header]:
-    yield from linear_headers(prefix, num_rows, num_columns, is_fp8="quantization_config" in config)
+    yield from linear_headers(prefix, num_rows, num_columns, is_fp8=_quant_method(config) == "fp8")
+
+
+def _quant_method(config: Config) -> object:
+    return config.get("quantization_config", {}).get("quant_method")
+
+
+INT4_WEIGHTS: Config = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
+INT4_EXPERTS: Config = {  # routed experts alone, eight codes to a word
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp\\.(gate|up|gate_up|down)_proj.*"],
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": INT4_WEIGHTS}},
+}
 
 
 V3: Config = {
@@ -176,6 +200,7 @@ CONFIGS: dict[str, Config] = {
         "kv_lora_rank": 64,
         **FP8,
     },
+    "deepseek_v3_int4": {**V3, "moe_intermediate_size": 256, "quantization_config": INT4_EXPERTS},
     "deepseek_v3_mtp": {**V3, **ONE_DRAFT_LAYER},
     "deepseek_v3_fp8_mtp": {**V3_WIDE, "num_hidden_layers": 2, **ONE_DRAFT_LAYER, **FP8},
     "deepseek_v32": {**V32, "intermediate_size": 256, "moe_intermediate_size": 64, **INDEXER},

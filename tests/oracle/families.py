@@ -18,13 +18,19 @@ from tests.oracle import deepseek_v3, deepseek_v4
 from tests.oracle.deepseek_v3 import ONE_DRAFT_LAYER, V2, V3, deepseek_headers
 from tests.oracle.deepseek_v4 import deepseek_v4_headers
 from tests.oracle.grouped_query import (
+    GLM4_MOE,
     GPT_OSS,
     LLAMA,
+    MIXTRAL,
     MXFP4,
+    QWEN2_MOE,
     QWEN3_MOE,
     QWEN3_MOE_FP8,
+    glm4_moe_headers,
     gpt_oss_headers,
     llama_headers,
+    mixtral_headers,
+    qwen2_moe_headers,
     qwen3_moe_headers,
 )
 from tests.oracle.tensors import DRAWS, SENTINEL_BYTE, Config, Header, tensor_values
@@ -111,6 +117,9 @@ FAMILIES: dict[str, Family] = {
     **{name: Family(config, deepseek_headers) for name, config in deepseek_v3.CONFIGS.items()},
     **{name: Family(config, deepseek_v4_headers) for name, config in deepseek_v4.CONFIGS.items()},
     "llama": Family(LLAMA, llama_headers),
+    "mixtral": Family(MIXTRAL, mixtral_headers),
+    "glm4_moe": Family(GLM4_MOE, glm4_moe_headers),
+    "qwen2_moe": Family(QWEN2_MOE, qwen2_moe_headers),
     "qwen3_moe": Family(QWEN3_MOE, qwen3_moe_headers),
     "qwen3_moe_fp8": Family(QWEN3_MOE_FP8, qwen3_moe_headers),
     "gpt_oss_bf16": Family(GPT_OSS, gpt_oss_headers),

@@ -1,4 +1,4 @@
-"""Headers of models with grouped-query attention: Llama, Qwen3 MoE and gpt-oss checkpoints."""
+"""Headers of models with grouped-query attention: Llama, Mixtral, Qwen and GLM with experts, and gpt-oss checkpoints."""
 
 from __future__ import annotations
 
@@ -21,21 +21,42 @@ def qwen3_moe_headers(config: Config) -> Iterator[Header]:
     return _headers(config, _qwen3_moe_layer)
 
 
+def qwen2_moe_headers(config: Config) -> Iterator[Header]:
+    """Yield the headers of a Qwen2 MoE checkpoint: biases of q, k and v, and a shared expert with a gate."""
+    return _headers(config, _qwen2_moe_layer)
+
+
+def mixtral_headers(config: Config) -> Iterator[Header]:
+    """Yield the headers of a Mixtral checkpoint, the matrices of an expert in the order w1, w2, w3."""
+    return _headers(config, _mixtral_layer)
+
+
+def glm4_moe_headers(config: Config) -> Iterator[Header]:
+    """Yield the headers of a GLM-4 MoE checkpoint, its draft layer before the last norm."""
+    return _headers(config, _glm4_moe_layer, _glm4_moe_draft)
+
+
 def gpt_oss_headers(config: Config) -> Iterator[Header]:
     """Yield the headers of a gpt-oss checkpoint, its experts in three dimensions."""
     return _headers(config, _gpt_oss_layer)
 
 
-def _headers(config: Config, layer_headers: LayerHeaders) -> Iterator[Header]:
+def _headers(config: Config, layer_headers: LayerHeaders, draft: LayerHeaders | None = None) -> Iterator[Header]:
     hidden, vocab = config["hidden_size"], config["vocab_size"]
     yield Header("model.embed_tokens.weight", (vocab, hidden))
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}"
         yield from layer_headers(config, prefix, layer)
-        yield Header(f"{prefix}.input_layernorm.weight", (hidden,))
-        yield Header(f"{prefix}.post_attention_layernorm.weight", (hidden,))
+        yield from _norms(config, prefix)
+    if draft is not None:
+        yield from draft(config, f"model.layers.{config['num_hidden_layers']}", config["num_hidden_layers"])
     yield Header("model.norm.weight", (hidden,))
     yield Header("lm_head.weight", (vocab, hidden))
+
+
+def _norms(config: Config, prefix: str) -> Iterator[Header]:
+    yield Header(f"{prefix}.input_layernorm.weight", (config["hidden_size"],))
+    yield Header(f"{prefix}.post_attention_layernorm.weight", (config["hidden_size"],))
 
 
 def _llama_layer(config: Config, prefix: str, layer: int) -> Iterator[Header]:
@@ -45,19 +66,60 @@ def _llama_layer(config: Config, prefix: str, layer: int) -> Iterator[Header]:
 
 def _qwen3_moe_layer(config: Config, prefix: str, layer: int) -> Iterator[Header]:
     yield from _attention(config, f"{prefix}.self_attn")
-    yield Header(f"{prefix}.self_attn.q_norm.weight", (config["head_dim"],))
-    yield Header(f"{prefix}.self_attn.k_norm.weight", (config["head_dim"],))
+    yield from _head_norms(config, f"{prefix}.self_attn")
     if layer in config["mlp_only_layers"]:
         yield from _mlp(config, f"{prefix}.mlp", config["intermediate_size"])
         return
     yield Header(f"{prefix}.mlp.gate.weight", (config["num_experts"], config["hidden_size"]))
-    for expert in range(config["num_experts"]):
-        yield from _mlp(config, f"{prefix}.mlp.experts.{expert}", config["moe_intermediate_size"])
+    yield from _experts(config, f"{prefix}.mlp", config["num_experts"])
+
+
+def _qwen2_moe_layer(config: Config, prefix: str, layer: int) -> Iterator[Header]:
+    hidden, num_experts = config["hidden_size"], config["num_experts"]
+    yield from _attention(config, f"{prefix}.self_attn", qkv_bias=True)
+    yield Header(f"{prefix}.mlp.gate.weight", (num_experts, hidden))
+    yield from _experts(config, f"{prefix}.mlp", num_experts)
+    yield from _mlp(config, f"{prefix}.mlp.shared_expert", config["shared_expert_intermediate_size"])
+    yield Header(f"{prefix}.mlp.shared_expert_gate.weight", (1, hidden))
+
+
+def _mixtral_layer(config: Config, prefix: str, layer: int) -> Iterator[Header]:
+    hidden, width, num_experts = config["hidden_size"], config["intermediate_size"], config["num_local_experts"]
+    yield from _attention(config, f"{prefix}.self_attn")
+    yield Header(f"{prefix}.block_sparse_moe.gate.weight", (num_experts, hidden))
+    for expert in range(num_experts):
+        for matrix, shape in (("w1", (width, hidden)), ("w2", (hidden, width)), ("w3", (width, hidden))):
+            yield Header(f"{prefix}.block_sparse_moe.experts.{expert}.{matrix}.weight", shape)
+
+
+def _glm4_moe_layer(config: Config, prefix: str, layer: int) -> Iterator[Header]:
+    num_experts = config["n_routed_experts"]
+    yield from _attention(config, f"{prefix}.self_attn", qkv_bias=True)
+    yield from _head_norms(config, f"{prefix}.self_attn")
+    if layer < config["first_k_dense_replace"]:
+        yield from _mlp(config, f"{prefix}.mlp", config["intermediate_size"])
+        return
+    yield Header(f"{prefix}.mlp.gate.weight", (num_experts, config["hidden_size"]))
+    yield Header(f"{prefix}.mlp.gate.e_score_correction_bias", (num_experts,), torch.float32)
+    yield from _experts(config, f"{prefix}.mlp", num_experts)
+    yield from _mlp(config, f"{prefix}.mlp.shared_experts", config["n_shared_experts"] * config["moe_intermediate_size"])
+
+
+def _glm4_moe_draft(config: Config, prefix: str, layer: int) -> Iterator[Header]:
+    hidden, vocab = config["hidden_size"], config["vocab_size"]
+    yield Header(f"{prefix}.embed_tokens.weight", (vocab, hidden))
+    yield Header(f"{prefix}.enorm.weight", (hidden,))
+    yield Header(f"{prefix}.hnorm.weight", (hidden,))
+    yield Header(f"{prefix}.eh_proj.weight", (hidden, 2 * hidden))
+    yield from _glm4_moe_layer(config, prefix, layer)
+    yield from _norms(config, prefix)
+    yield Header(f"{prefix}.shared_head.norm.weight", (hidden,))
+    yield Header(f"{prefix}.shared_head.head.weight", (vocab, hidden))
 
 
 def _gpt_oss_layer(config: Config, prefix: str, layer: int) -> Iterator[Header]:
     hidden, width, num_experts = config["hidden_size"], config["intermediate_size"], config["num_local_experts"]
-    yield from _attention(config, f"{prefix}.self_attn")
+    yield from _attention(config, f"{prefix}.self_attn", qkv_bias=True, o_bias=True)
     yield Header(f"{prefix}.self_attn.sinks", (config["num_attention_heads"],))
     yield Header(f"{prefix}.mlp.router.weight", (num_experts, hidden))
     yield Header(f"{prefix}.mlp.router.bias", (num_experts,))
@@ -73,18 +135,28 @@ def _gpt_oss_layer(config: Config, prefix: str, layer: int) -> Iterator[Header]:
         yield Header(f"{experts}.{matrix}_bias", (num_experts, num_rows))
 
 
-def _attention(config: Config, prefix: str) -> Iterator[Header]:
-    q_rows = config["num_attention_heads"] * config["head_dim"]
-    kv_rows = config["num_key_value_heads"] * config["head_dim"]
+def _attention(config: Config, prefix: str, *, qkv_bias: bool = False, o_bias: bool = False) -> Iterator[Header]:
+    head_dim = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    q_rows, kv_rows = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
     for name, num_rows in (("q_proj", q_rows), ("k_proj", kv_rows), ("v_proj", kv_rows)):
-        yield from _projection(config, f"{prefix}.{name}", num_rows, config["hidden_size"])
-    yield from _projection(config, f"{prefix}.o_proj", config["hidden_size"], q_rows)
+        yield from _projection(config, f"{prefix}.{name}", num_rows, config["hidden_size"], has_bias=qkv_bias)
+    yield from _projection(config, f"{prefix}.o_proj", config["hidden_size"], q_rows, has_bias=o_bias)
 
 
-def _projection(config: Config, prefix: str, num_rows: int, num_columns: int) -> Iterator[Header]:
+def _projection(config: Config, prefix: str, num_rows: int, num_columns: int, *, has_bias: bool) -> Iterator[Header]:
     yield from _linear(config, prefix, num_rows, num_columns)
-    if config.get("attention_bias"):
+    if has_bias:
         yield Header(f"{prefix}.bias", (num_rows,))
+
+
+def _head_norms(config: Config, prefix: str) -> Iterator[Header]:
+    yield Header(f"{prefix}.q_norm.weight", (config["head_dim"],))
+    yield Header(f"{prefix}.k_norm.weight", (config["head_dim"],))
+
+
+def _experts(config: Config, prefix: str, num_experts: int) -> Iterator[Header]:
+    for expert in range(num_experts):
+        yield from _mlp(config, f"{prefix}.experts.{expert}", config["moe_intermediate_size"])
 
 
 def _mlp(config: Config, prefix: str, width: int) -> Iterator[Header]:
@@ -177,6 +249,78 @@ QWEN3_MOE_FP8: Config = {  # experts of 2 blocks: a rank's slice is not whole bl
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
     "norm_topk_prob": True,
+}
+QWEN2_MOE: Config = {
+    "architectures": ["Qwen2MoeForCausalLM"],
+    "model_type": "qwen2_moe",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 128,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "norm_topk_prob": False,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 3,
+    "vocab_size": 300,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 512,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+MIXTRAL: Config = {
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "vocab_size": 300,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 512,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "sliding_window": None,
+}
+GLM4_MOE: Config = {
+    "architectures": ["Glm4MoeForCausalLM"],
+    "model_type": "glm4_moe",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "moe_intermediate_size": 64,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "num_hidden_layers": 3,
+    "num_nextn_predict_layers": 1,
+    "vocab_size": 300,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 1000000.0,
+    "max_position_embeddings": 512,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "attention_bias": True,
+    "use_qk_norm": True,
 }
 GPT_OSS: Config = {
     "architectures": ["GptOssForCausalLM"],

@@ -62,6 +62,8 @@ def tensor_values(header: Header) -> torch.Tensor:
     low, high, convert = DRAWS[header.dtype]
     drawn = torch.randint(low, high, (math.prod(header.shape),), generator=generator, dtype=torch.int32)
     values = convert(drawn).reshape(header.shape)
+    if header.name.endswith("weight_shape"):  # the projections of an expert that vLLM fuses agree on their shape
+        values = 256 * torch.arange(1, values.numel() + 1, dtype=header.dtype)
     if "A_log" in header.name.rpartition(".")[2]:  # exp() of it has to stay finite
         values = values / (1 << 18 if header.dtype == torch.float32 else 64)
     return values
@@ -90,5 +92,6 @@ DRAWS: dict[torch.dtype, tuple[int, int, Callable[[torch.Tensor], torch.Tensor]]
     torch.uint8: (0, 254, _bytes_of(torch.uint8)),
     torch.float8_e8m0fnu: (100, 150, _bytes_of(torch.float8_e8m0fnu)),
     torch.float32: (-(1 << 20), 1 << 20, _numbers_of(torch.float32)),
+    torch.int32: (-(1 << 31), (1 << 31) - 1, _numbers_of(torch.int32)),
     torch.int64: (0, 8, _numbers_of(torch.int64)),  # numbers of 8 experts
 }

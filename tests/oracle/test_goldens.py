@@ -28,6 +28,7 @@ NUM_RANKS = {
     "deepseek_v3_fp8_mis2": (55, 0),
     "deepseek_v3_fp8_mtp": (72, 0),
     "deepseek_v3_fp8_odd": (23, 0),
+    "deepseek_v3_int4": (45, 10),
     "deepseek_v3_mtp": (72, 0),
     "deepseek_v4_bf16": (72, 0),
     "deepseek_v4_dspark": (70, 0),
@@ -37,6 +38,9 @@ NUM_RANKS = {
     "gpt_oss_bf16": (55, 0),
     "gpt_oss_mxfp4": (54, 10),
     "llama": (21, 0),
+    "glm4_moe": (72, 0),
+    "mixtral": (55, 0),
+    "qwen2_moe": (55, 0),
     "qwen3_moe": (55, 0),
     "qwen3_moe_fp8": (55, 0),
 }

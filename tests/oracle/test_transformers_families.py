@@ -15,7 +15,10 @@ from tests.oracle.families import family_tensors, write_family
 FAMILIES = {
     "deepseek_v2": (89, 45),
     "llama": (30, 30),
+    "mixtral": (41, 21),
+    "qwen2_moe": (99, 51),
     "qwen3_moe": (80, 36),
+    "glm4_moe": (97, 53),
     "gpt_oss_bf16": (37, 37),
     "deepseek_v32": (106, 62),
     "deepseek_v4_bf16": (210, 122),

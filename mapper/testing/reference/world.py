@@ -179,5 +179,15 @@ def _quantization(config: Config) -> dict[str, object]:
         "quant_method": given.get("quant_method"),
         "block_out": block[0],
         "block_in": block[1],
-        "group_size": given.get("group_size") or 1,
+        "group_size": _of_groups(given, "group_size", "group_size") or 1,
+        "weight_bits": _of_groups(given, "bits", "num_bits"),
     }
+
+
+def _of_groups(given: Mapping[str, object], key: str, group_key: str) -> object:
+    """Return what is said of the weights: at the root, or by the groups of compressed-tensors where they say the same."""
+    groups = given.get("config_groups")
+    if not isinstance(groups, Mapping):
+        return given.get(key)
+    found = [each["weights"].get(group_key) for each in groups.values()]
+    return found[0] if all(each == found[0] for each in found) else None

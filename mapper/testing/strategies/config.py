@@ -27,6 +27,8 @@ MOST_THINGS = 8
 EXPERTS = (8, 9, 6, 8, 12, 5, 4, 16, 2)
 BLOCKS = ([4, 6], [2, 3], [6, 4], [3, 2])
 BLOCKS_BESIDE_FIXED = ([4, 2], [2, 4], [4, 4])  # where formats have divisors such as 32 of their own
+METHODS = ("fp8", "mxfp4", "compressed-tensors")
+GROUP = 8  # elements that share a scale, and codes of 4 bits in a word
 MULTIPLES = (2, 4, 4, 8, 8, 6, 12, 16, 1)
 MULTIPLES_OF_BLOCKS = (2, 4, 4, 8, 6, 2)
 
@@ -54,6 +56,9 @@ def _configs(draw: st.DrawFn, named: Named, runtime: str | None) -> Config:
     base.pop("quantization_config", None)
     if method == "fp8":
         base["quantization_config"] = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": block}
+    elif method == "compressed-tensors":
+        groups = {"group_0": {"weights": {"num_bits": 4, "group_size": GROUP}}}
+        base["quantization_config"] = {"quant_method": method, "config_groups": groups}
     elif method is not None:
         base["quantization_config"] = {"quant_method": method}
     sizes = _Sizes(
@@ -68,7 +73,7 @@ def _configs(draw: st.DrawFn, named: Named, runtime: str | None) -> Config:
         default = None if key.default is None else _literal(key.default.text)
         value = _draw_value(draw, key.name, examples, default, key.default is not None, sizes)
         _set(base, key.path, value)
-    divisor = _fixed_divisor(spec, base, runtime)
+    divisor = GROUP if method == "compressed-tensors" else _fixed_divisor(spec, base, runtime)
     if divisor > 1:
         for name in sorted(roles.sizes - roles.units - roles.few_units - roles.experts - roles.layers - roles.padded):
             examples = [each for each in (_get(config, spec.config[name].path) for config in bases) if each is not None]
@@ -166,7 +171,7 @@ def _methods(spec: Spec, bases: Sequence[Config]) -> list[str | None]:
         section = base.get("quantization_config")
         if isinstance(section, Mapping) and isinstance(section.get("quant_method"), str):
             named.append(str(section["quant_method"]))
-    return [None, *sorted(each for each in set(named) if each in ("fp8", "mxfp4"))]
+    return [None, *sorted(each for each in set(named) if each in METHODS)]
 
 
 def _ever_plainer(config: Config, spec: Spec, sizes: _Sizes) -> Iterator[Config]:
