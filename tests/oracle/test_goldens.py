@@ -34,9 +34,13 @@ NUM_RANKS = {
     "deepseek_v4_fp4": (91, 0),
     "deepseek_v4_fp4_odd": (47, 0),
     "deepseek_v4_fp8": (72, 0),
+    "gemma3": (21, 0),
     "gpt_oss_bf16": (55, 0),
     "gpt_oss_mxfp4": (54, 10),
     "llama": (21, 0),
+    "phi3": (21, 0),
+    "qwen3_fp8": (21, 0),
+    "qwen3_fp8_halfblock": (3, 18),
     "qwen3_moe": (55, 0),
     "qwen3_moe_fp8": (55, 0),
 }
