@@ -27,7 +27,7 @@ from mapper.layout import Layout, Mesh, placement_faults
 from mapper.pattern import IndexValue, PatternError, below, under
 from mapper.pattern import parse as parse_pattern
 from mapper.plan.family import Family, SkipRule
-from mapper.plan.matching import Matching, match
+from mapper.plan.matching import NAME_ONLY, Matching, match
 from mapper.plan.plan import Plan, assemble
 from mapper.plan.share import Share
 from mapper.spec.model import Format, Keep, Let, Runtime, Skip, Spec
@@ -96,6 +96,11 @@ class Program:
         with collector_paused():
             matching = match(self.families, self.skips, checkpoint.tensors)
             return with_counts(matching, self.counts, checkpoint.tensors)
+
+    def match_names(self, names: Iterable[str]) -> Matching:
+        """Return how tensors are accounted for of which only the names are known; shapes and dtypes are not judged."""
+        with collector_paused():
+            return match(self.families, self.skips, dict.fromkeys(names, NAME_ONLY))
 
     def plan(self, checkpoint: Checkpoint) -> Plan:
         """Return this rank's plan for a checkpoint; raises MapperError with every finding."""

@@ -19,6 +19,9 @@ from mapper.plan.family import Axis, DiskLayout, Family, SkipRule, SourceFamily
 
 Combination = tuple[IndexValue, ...]
 
+NAME_ONLY = TensorHeader("", (), -1, 0, 0)
+"""The header of a tensor of which only the name is known: neither its shape nor its dtype is judged."""
+
 MAX_SUGGESTIONS = 50
 """Near names are searched for at most this many findings; the search is slow and a broken checkpoint has thousands."""
 
@@ -174,7 +177,7 @@ def _match_family(
         shape = source.disk.shape if source.disk is not None else None
         allowed = source.dtypes
         for name, header in zip(spelled, headers, strict=True):
-            if header is None:
+            if header is None or header is NAME_ONLY:
                 continue
             if source.scale_of is None:
                 kinds.add(header[0])

@@ -1,4 +1,4 @@
-"""Dense decoders of Transformers: what `Loader` fills equals what `from_pretrained` reads, parameters and logits, bit for bit."""
+"""Dense decoders of Transformers: what `Loader` fills equals what `from_pretrained` reads, parameters and logits."""
 
 from pathlib import Path
 
