@@ -162,8 +162,8 @@ class Program:
         return replace(
             self,
             families=tuple(_mounted_family(family, prefix) for family in self.families),
-            skips=tuple(replace(rule, templates=tuple(under(each, prefix) for each in rule.templates)) for rule in self.skips),
-            keeps=tuple(replace(rule, templates=tuple(under(each, prefix) for each in rule.templates)) for rule in self.keeps),
+            skips=tuple(_mounted_rule(rule, prefix) for rule in self.skips),
+            keeps=tuple(_mounted_rule(rule, prefix) for rule in self.keeps),
             counts=rerooted_counts(self.counts, lambda each: [under(each, prefix)]),
             root=f"{self.root}+{prefix}",
         )
@@ -254,17 +254,40 @@ def _named_rules(
     rules: Sequence[Skip | Keep], names: Names, domains: Mapping[str, tuple[IndexValue, ...]]
 ) -> tuple[SkipRule, ...]:
     return tuple(
-        SkipRule(number, rule.id or rule.pattern.text, rule.why, (bound(rule.pattern, names, domains, rule.place),), rule.place)
+        _named_rule(number, rule, names, domains)
         for number, rule in enumerate(rules)
         if rule.when is None or names.evaluate(rule.when, {}, rule.place)
     )
 
 
+def _named_rule(number: int, rule: Skip | Keep, names: Names, domains: Mapping[str, tuple[IndexValue, ...]]) -> SkipRule:
+    template = bound(rule.pattern, names, domains, rule.place)
+    named = SkipRule(number, rule.id or rule.pattern.text, rule.why, (template,), rule.place)
+    if isinstance(rule, Keep) or rule.copy_of is None:
+        return named
+    original = bound(rule.copy_of, names, domains, rule.place)
+    lacking = [index for index in original.indices if index not in template.indices]
+    if lacking:
+        problem = f"{rule.copy_of.text!r} has the index {lacking[0]!r}, which {rule.pattern.text!r} does not have"
+        raise MapperError([finding("M315", place=rule.place, subject=rule.pattern.text, problem=problem)])
+    return replace(named, copy_of=original)
+
+
 def _scoped_rules(rules: tuple[SkipRule, ...], prefix: str) -> tuple[SkipRule, ...]:
-    scoped = (
-        replace(rule, templates=tuple(inner for each in rule.templates for inner in below(each, prefix))) for rule in rules
-    )
+    scoped = (_scoped_rule(rule, prefix) for rule in rules)
     return tuple(rule for rule in scoped if rule.templates)
+
+
+def _scoped_rule(rule: SkipRule, prefix: str) -> SkipRule:
+    """Return the rule below a prefix; a copy whose original lies outside is still left out, and not compared."""
+    templates = tuple(inner for each in rule.templates for inner in below(each, prefix))
+    original = below(rule.copy_of, prefix) if rule.copy_of is not None else ()
+    return replace(rule, templates=templates, copy_of=original[0] if original else None)
+
+
+def _mounted_rule(rule: SkipRule, prefix: str) -> SkipRule:
+    templates = tuple(under(each, prefix) for each in rule.templates)
+    return replace(rule, templates=templates, copy_of=under(rule.copy_of, prefix) if rule.copy_of is not None else None)
 
 
 def _scoped_family(family: Family, prefix: str, findings: list[Diagnostic]) -> Family | None:
