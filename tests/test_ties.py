@@ -127,6 +127,16 @@ def test_tied_head_holds_the_embedding_on_every_rank_that_has_it(
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
+def test_parameters_that_require_grad_are_padded_and_tied_too(is_stream: bool, without_head: Checkpoint) -> None:
+    program = program_of(is_tied=True)
+    tensors: Tensors = {name: nn.Parameter(each) for name, each in separate(prefilled(program.plan(without_head))).items()}
+    load(program, tensors, without_head, is_stream=is_stream)
+    embedding = rows_of(sources(has_head=False)[EMBED], 1, 0)
+    assert torch.equal(tensors[EMBED], embedding)
+    assert torch.equal(tensors[HEAD], embedding)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize("layout", ["tp=1,pp=1", "tp=1,pp=2"])
 def test_head_of_its_own_is_loaded_where_nothing_is_tied(layout: str, is_stream: bool, with_head: Checkpoint) -> None:
     whole = program_of(is_tied=False, layout=layout)

@@ -93,14 +93,15 @@ class Program:
 
     def match(self, checkpoint: Checkpoint) -> Matching:
         """Return how the checkpoint's tensors are accounted for; the same on every rank."""
-        with collector_paused():
-            matching = match(self.families, self.skips, checkpoint.tensors)
-            return with_counts(matching, self.counts, checkpoint.tensors)
+        return self._match(checkpoint.tensors)
 
     def match_names(self, names: Iterable[str]) -> Matching:
         """Return how tensors are accounted for of which only the names are known; shapes and dtypes are not judged."""
+        return self._match(dict.fromkeys(names, NAME_ONLY))
+
+    def _match(self, tensors: Mapping[str, TensorHeader]) -> Matching:
         with collector_paused():
-            return match(self.families, self.skips, dict.fromkeys(names, NAME_ONLY))
+            return with_counts(match(self.families, self.skips, tensors), self.counts, tensors)
 
     def plan(self, checkpoint: Checkpoint) -> Plan:
         """Return this rank's plan for a checkpoint; raises MapperError with every finding."""

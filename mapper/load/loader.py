@@ -61,7 +61,7 @@ class Loader:
         Only the slices that this rank needs are read.
         """
         start = time.perf_counter()
-        with collector_paused():
+        with collector_paused(), torch.no_grad():
             plan, binding = self.prove(checkpoint)
             ranges, steps = _divided(plan, binding)
             proved = time.perf_counter()
@@ -89,7 +89,7 @@ class Loader:
             if progress is not None:
                 progress(written, total)
 
-        with torch.no_grad(), CheckpointFiles(checkpoint) as files:
+        with CheckpointFiles(checkpoint) as files:
             for file in {plan.tensors[step.source].file for step in steps}:
                 files.elements(file, "U8")  # a file that changed since its header was read is found before the first write
             _require_range(files, plan, binding, steps)

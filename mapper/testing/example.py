@@ -50,10 +50,14 @@ class Example:
         alone = self.reference_alone()
         return set(alone.loaded | alone.elsewhere)
 
-    def originals(self) -> set[str]:
-        """Return the names of the tensors of which the checkpoint has a copy that is skipped."""
+    def copies(self) -> dict[str, str]:
+        """Return the tensors that are skipped as copies of others which are there too, each with the other."""
         patterns = skip_patterns(self.spec, config=self.config, runtime=self.runtime, options=self.options)
-        return {original for name, original in patterns.items() if original is not None and name in self.tensors}
+        return {
+            name: original
+            for name, original in patterns.items()
+            if original is not None and {name, original} <= self.tensors.keys()
+        }
 
     def _reference(self, layout: Layout, rank: int) -> ReferenceResult:
         if (layout, rank) not in self._known:
