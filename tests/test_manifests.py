@@ -1,15 +1,15 @@
-"""Every bundled spec against the headers of published checkpoints: exact numbers of what is loaded, skipped and filled."""
+"""Bundled specs against the headers, or the names alone, of published checkpoints: exact numbers of what becomes of them."""
 
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from mapper.checkpoint import Checkpoint
+from mapper.checkpoint import Checkpoint, read_names
 from mapper.compiler import compile
 from mapper.diagnostics import MapperError
 from mapper.layout import Layout
-from mapper.report import check
+from mapper.report import check, check_names
 from mapper.spec import load_spec
 from mapper.spec.bundled import bundled_ids
 from tests.test_vllm_architectures import COMPARED
@@ -17,6 +17,7 @@ from tests.test_vllm_architectures import COMPARED
 CHECKPOINTS = Path(__file__).with_name("data") / "checkpoints"
 # 256 ranks, on which 64 experts are held twice.
 WIDE = "tp=8,pp=4,dp=8,ep=64,redundant_experts=64"
+INDEXES = Path(__file__).with_name("data") / "indexes"
 NEXTN = "model.layers.{nextn}.**"
 V3_DRAFT = {"model.norm.weight": 1, "lm_head.weight": 1, "others of model.embed_tokens.weight": 1}
 KIMI = {"**.mlp.experts.*.up_proj.weight_shape": 23040, "vision_tower.**": 329, "mm_projector.**": 6}
@@ -68,6 +69,15 @@ EXPECTED: dict[tuple[str, str, str], tuple[int, dict[str, int], int]] = {
     ("gpt-oss-20b", "vllm", "tp=8,pp=2,ep=8"): (459, {}, 2928),
     ("gpt-oss-20b", "transformers", "tp=1"): (459, {}, 411),
 }
+# Of these only the index is there. (index, runtime): names, skipped by rule.
+EXPECTED_NAMES: dict[tuple[str, str], tuple[str, int, dict[str, int]]] = {
+    ("devstral", "vllm"): ("mistral", 363, {}),
+    ("devstral", "transformers"): ("mistral", 363, {}),
+    ("gemma-2b", "vllm"): ("gemma", 164, {}),
+    ("gemma-2b", "transformers"): ("gemma", 164, {}),
+    ("mimo-7b", "vllm"): ("mimo", 451, {"model.mtp_layers.**": 16}),
+    ("mimo-7b", "transformers"): ("mimo", 451, {"model.mtp_layers.**": 16}),
+}
 # Runtimes of a spec that a checkpoint is not for: it has no draft of that kind.
 NOT_FOR = {
     ("DeepSeek-V2-Lite-Chat", "vllm-mtp"),
@@ -115,5 +125,33 @@ def test_every_manifest_is_checked_with_every_runtime_of_its_spec() -> None:
     names = {path.name.removesuffix(".header.json.gz") for path in CHECKPOINTS.glob("*.header.json.gz")}
     pairs = {(name, runtime) for name in names for runtime in load_spec(architecture_of(name)).runtimes}
     assert pairs == {(name, runtime) for name, runtime, _ in EXPECTED} | NOT_FOR
-    compared = {spec for spec, *_ in COMPARED.values()}
-    assert {load_spec(architecture_of(name)).id for name in names} | compared == set(bundled_ids())
+
+
+def test_every_spec_is_held_against_a_published_checkpoint_or_what_vllm_loads() -> None:
+    named = {load_spec(architecture_of(name)).id for name, _, _ in EXPECTED}
+    named |= {spec for spec, _, _ in EXPECTED_NAMES.values()} | {spec for spec, *_ in COMPARED.values()}
+    assert named == set(bundled_ids())
+
+
+@pytest.mark.parametrize(("index", "runtime"), EXPECTED_NAMES)
+def test_every_name_of_a_published_index_is_accounted_for(index: str, runtime: str) -> None:
+    spec_id, num_names, skipped = EXPECTED_NAMES[index, runtime]
+    names = read_names(INDEXES / f"{index}.index.json.gz")
+    assert names.config is not None
+    spec = load_spec(str(names.config["architectures"][0]))
+    assert spec.id == spec_id
+    report = check_names(compile(spec, config=names.config, runtime=runtime), names)
+    assert report.findings == ()
+    assert {rule: count for rule, count in report.skipped_by.items() if count} == skipped
+    sources, num_skipped = report.sources, sum(skipped.values())
+    assert (sources.total, sources.loaded, sources.skipped) == (num_names, num_names - num_skipped, num_skipped)
+
+
+def test_an_index_with_a_conflict_marker_is_one_error() -> None:
+    for opened in (read_names, Checkpoint.open):
+        with pytest.raises(MapperError) as raised:
+            opened(CHECKPOINTS / "bloom-invalid.index.json.gz")
+        (found,) = raised.value.diagnostics
+        assert (found.code, found.message) == ("M411", "the index holds a git conflict marker '======='")
+        assert found.place is not None
+        assert found.place.line == 2

@@ -244,9 +244,29 @@ def test_dotted_path_is_found_at_the_root_or_in_the_text_config(config: dict[str
     assert config_values(spec_of(theta=("rope.theta", None)), config) == {"theta": 5}
 
 
-def test_root_counts_before_the_text_config() -> None:
-    assert config_values(spec_of(size=None), {"size": 1, "text_config": {"size": 2}}) == {"size": 1}
+def test_a_value_may_be_at_either_place_or_the_same_at_both() -> None:
+    assert config_values(spec_of(size=None), {"size": 1, "text_config": {"size": 1}}) == {"size": 1}
+    assert config_values(spec_of(size=None), {"size": None, "text_config": {"size": 2}}) == {"size": 2}
+    assert config_values(spec_of(size=None), {"size": 1, "text_config": {"size": None}}) == {"size": 1}
     assert config_values(spec_of(size="7"), {"text_config": None}) == {"size": 7}
+
+
+def test_two_values_of_one_key_are_an_error_with_both() -> None:
+    config = {"size": 1, "rope": {"theta": 5}, "text_config": {"size": 2, "rope": {"theta": 6}}}
+    with pytest.raises(MapperError) as caught:
+        config_values(spec_of(size="7", theta=("rope.theta", None), missing=None), config)
+    assert [each.message for each in caught.value.diagnostics] == [
+        "the config says size: 1 at the root, and 2 in text_config",
+        "the config says rope.theta: 5 at the root, and 6 in text_config",
+        "the config has no key 'missing', which the spec 'tiny' requires",
+    ]
+    assert config_values(spec_of(size=("text_config.size", None)), config) == {"size": 2}
+
+
+def test_reasons_are_the_constants_behind_lets_and_functions() -> None:
+    names = Names({"a": 1, "b": 2, "c": 3}, lets(x="a + 1", f__i="i + b + a", unused="c"), ["layer"])
+    assert names.reasons(parse("x > 0 and f(layer) > 1")) == [("a", 1), ("b", 2)]
+    assert names.reasons(parse("layer > 1")) == []
 
 
 INT4 = {"targets": ["Linear"], "weights": {"num_bits": 4, "group_size": 32}}

@@ -72,8 +72,10 @@ REFUSED = {
     "deepseek_v3_fp8_mis": ("M331", "a scale block of kv_a starts inside one of q_a; vLLM fails as well"),
     "deepseek_v3_fp8_mis2": ("M331", "the same; vLLM loads the scales of kv_a's rows one block too far down"),
 }
+# Families in which every alias is a target of the spec: a tied head.
+TIED = ("gemma3",)
 # Ranks that vLLM could not build or load, per family.
-FAILED = {"deepseek_v3_fp8_mis": 55, "deepseek_v3_int4": 10, "gpt_oss_mxfp4": 10}
+FAILED = {"deepseek_v3_fp8_mis": 55, "deepseek_v3_int4": 10, "gpt_oss_mxfp4": 10, "qwen3_fp8_halfblock": 18}
 # Per family: the ranks and the parameters compared, and how many of these no file fills.
 COMPARED = {
     "deepseek_v2": (55, 1560, 0),
@@ -99,8 +101,12 @@ COMPARED = {
     "qwen2_moe": (55, 1485, 0),
     "qwen3_moe": (55, 1205, 0),
     "qwen3_moe_fp8": (55, 1525, 320),
+    "gemma3": (21, 462, 0),
+    "phi3": (21, 294, 0),
+    "qwen3_fp8": (21, 490, 112),
+    "qwen3_fp8_halfblock": (3, 70, 16),
 }
-NUM_RANKS, NUM_PARAMETERS = 1350, 57782
+NUM_RANKS, NUM_PARAMETERS = 1416, 59098
 
 
 @cache
@@ -179,7 +185,8 @@ def test_files_leave_the_bytes_that_vllm_left(family: str, checkpoints: dict[str
                 assert {each.partition(":")[0] for each in compare(rank, tensors, untouched=modes)} == replicas, str(rank)
                 modes |= dict.fromkeys(replicas, "any")
             assert compare(rank, tensors, untouched=modes) == [], str(rank)
-            assert (report.targets + len(report.kept), report.sources) == (len(rank.params), len(checkpoint.tensors)), str(rank)
+            num_filled = report.targets - report.tied + len(report.kept)
+            assert (num_filled, report.sources) == (len(rank.params), len(checkpoint.tensors)), str(rank)
             num_ranks += 1
             num_parameters += len(rank.params)
             num_kept += len(report.kept)
@@ -245,7 +252,7 @@ def test_check_agrees_with_the_parameters_of_every_setting(family: str, checkpoi
         report = check(program, checkpoints[family], ranks=sorted(ranks), targets=targets)
         assert report.findings == ()
         assert report.ok
-        num_parameters = sum(len(rank.params) for rank in ranks.values())
+        num_parameters = sum(len(rank.params) + (len(rank.aliases) if family in TIED else 0) for rank in ranks.values())
         counts = report.targets
         assert (counts.total, counts.complete + counts.kept, counts.incomplete) == (num_parameters, num_parameters, 0)
         assert report.sources.unknown == 0
@@ -285,6 +292,16 @@ def test_redundant_experts_that_fail_in_vllm_are_refused(family: str, code: str)
         with pytest.raises(MapperError) as raised:
             compile(spec_of(family), config=config, runtime="vllm", layout=Layout.parse(layout))
         assert [each.code for each in raised.value.diagnostics] == [code]
+
+
+def test_a_head_of_half_a_block_fails_in_vllm_where_it_is_cut_and_is_refused() -> None:
+    config = FAMILIES["qwen3_fp8_halfblock"].config
+    layouts = {each.text for each in failed_ranks("qwen3_fp8_halfblock")}
+    assert layouts == {f"tp={tp},pp={pp},dp=1,ep=1" for tp in (2, 4) for pp in (1, 2)}
+    for layout in layouts:
+        with pytest.raises(MapperError) as raised:
+            compile(spec_of("qwen3_fp8_halfblock"), config=config, runtime="vllm", layout=Layout.parse(layout))
+        assert {each.code for each in raised.value.diagnostics} == {"M330"}
 
 
 def test_totals_are_all_ranks_and_every_exemption_is_one_of_them() -> None:

@@ -90,13 +90,8 @@ class Checkpoint:
 
 def _open_folder(folder: str) -> Checkpoint:
     names = sorted(os.listdir(folder))
-    indexes = [name for name in names if is_index_name(name)]
-    if _MAIN_INDEX in indexes or len(indexes) == 1:
-        chosen = _MAIN_INDEX if _MAIN_INDEX in indexes else indexes[0]
-        return _open_index(os.path.join(folder, chosen), path=folder)
-    if indexes:
-        values: dict[str, Any] = {"count": len(indexes), "names": json_text.shortened(indexes, num_shown=5)}
-        raise MapperError([finding("M403", subject=folder, hint="open one of the index files", path=folder, **values)])
+    if any(map(is_index_name, names)):
+        return _open_index(index_in(folder), path=folder)
     files = [name for name in names if name.endswith(".safetensors") and not os.path.isdir(os.path.join(folder, name))]
     if not files:
         raise MapperError([_nothing_to_read(folder, names)])
@@ -104,6 +99,18 @@ def _open_folder(folder: str) -> Checkpoint:
     return _open_files(
         [os.path.join(folder, name) for name in files], path=folder, folder=folder, findings=lost, ignored=_subfolders(folder)
     )
+
+
+def index_in(folder: str) -> str:
+    """Return the path of a folder's index; raises MapperError where there is none or no telling which."""
+    names = sorted(os.listdir(folder))
+    indexes = [name for name in names if is_index_name(name)]
+    if _MAIN_INDEX in indexes or len(indexes) == 1:
+        return os.path.join(folder, _MAIN_INDEX if _MAIN_INDEX in indexes else indexes[0])
+    if indexes:
+        values: dict[str, Any] = {"count": len(indexes), "names": json_text.shortened(indexes, num_shown=5)}
+        raise MapperError([finding("M403", subject=folder, hint="open one of the index files", path=folder, **values)])
+    raise MapperError([_nothing_to_read(folder, names)])
 
 
 def _open_list(paths: list[str]) -> Checkpoint:
@@ -128,7 +135,7 @@ def _open_json(path: str) -> Checkpoint:
         return _open_parsed_index(parse_index(text, value, path=path, findings=findings), path=path, findings=findings)
     tensors = parse_manifest(text, value, path=path, findings=findings)
     stem = next(path.removesuffix(ending) for ending in _MANIFEST_ENDINGS if path.endswith(ending))
-    config = _read_config(f"{stem}.config.json", findings=findings)
+    config = read_config(f"{stem}.config.json", findings=findings)
     if tensors is None or findings:
         raise MapperError(findings)
     return Checkpoint(path, (), tensors, config, (), ())
@@ -149,7 +156,7 @@ def _open_parsed_index(index: Index | None, *, path: str, findings: list[Diagnos
         if header is not None:
             headers[name] = header
     tensors, ignored = select_tensors(index, headers, findings=findings)
-    config = _read_config(os.path.join(index.folder, "config.json"), findings=findings)
+    config = read_config(os.path.join(index.folder, "config.json"), findings=findings)
     if findings:
         raise MapperError(findings)
     beside = [
@@ -180,7 +187,7 @@ def _open_files(
         found += _in_two_files(file, header.tensors, files, tensors)
         tensors |= header.tensors
         stamps.append(header.stamp)
-    config = None if folder is None else _read_config(os.path.join(folder, "config.json"), findings=found)
+    config = None if folder is None else read_config(os.path.join(folder, "config.json"), findings=found)
     if found:
         raise MapperError(found)
     return Checkpoint(path, tuple(files), tensors, config, tuple(ignored), tuple(stamps))
@@ -255,7 +262,8 @@ def _subfolders(folder: str) -> list[str]:
     return notes
 
 
-def _read_config(path: str, *, findings: list[Diagnostic]) -> dict[str, Any] | None:
+def read_config(path: str, *, findings: list[Diagnostic]) -> dict[str, Any] | None:
+    """Return the config at `path`, None where there is none; on failure append to `findings` and return None."""
     if not os.path.lexists(path):
         return None
     text = json_text.require_text(path, what="config", findings=findings)

@@ -35,6 +35,24 @@ def parse_index(text: str, value: Any, *, path: str, findings: list[Diagnostic])
 
     On failure append to `findings` and return None; where only some files are wrong, return the index without them.
     """
+    names = parse_names(text, value, path=path, findings=findings)
+    if names is None:
+        return None
+    folder = os.path.dirname(path)
+    missing = [file for file in names if not os.path.exists(os.path.join(folder, file))]
+    if missing:
+        lost = [name for file in missing for name in names[file]]
+        values: dict[str, Any] = {"num_files": plural(len(missing), "file"), "files": shortened(missing, num_shown=5)}
+        values |= {"num_tensors": len(lost), "total": len(value["weight_map"]), "tensors": shortened(lost)}
+        findings.append(finding("M420", subject=path, hint="download the missing files", **values))
+    return Index(path, folder, {file: each for file, each in names.items() if file not in missing})
+
+
+def parse_names(text: str, value: Any, *, path: str, findings: list[Diagnostic]) -> dict[str, list[str]] | None:
+    """Return the tensors of each file that the index in `value` names, sorted by file; whether it is there is not asked.
+
+    On failure append to `findings` and return None; where only some files are wrong, return the others.
+    """
     weight_map = value.get("weight_map") if isinstance(value, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         found = "no tensor" if weight_map == {} else f"{json_text.kind_of(value)} without one"
@@ -48,20 +66,12 @@ def parse_index(text: str, value: Any, *, path: str, findings: list[Diagnostic])
     names: dict[str, list[str]] = {file: [] for file in sorted(set(weight_map.values()))}
     for name, file in weight_map.items():
         names[file].append(name)
-    folder = os.path.dirname(path)
-    outside = [file for file in names if _leaves(folder, file)]
+    outside = [file for file in names if _leaves(os.path.dirname(path), file)]
     if outside:
         hint = "move the files into the folder of the index and name them relative to it"
         values: dict[str, Any] = {"num_files": plural(len(outside), "file"), "files": shortened(outside)}
         findings.append(finding("M421", subject=path, hint=hint, **values))
-    missing = [file for file in names if file not in outside and not os.path.exists(os.path.join(folder, file))]
-    if missing:
-        lost = [name for file in missing for name in names[file]]
-        values = {"num_files": plural(len(missing), "file"), "files": shortened(missing, num_shown=5)}
-        values |= {"num_tensors": len(lost), "total": len(weight_map), "tensors": shortened(lost)}
-        findings.append(finding("M420", subject=path, hint="download the missing files", **values))
-    unusable = {*outside, *missing}
-    return Index(path, folder, {file: each for file, each in names.items() if file not in unusable})
+    return {file: each for file, each in names.items() if file not in outside}
 
 
 def _map_problem(text: str, value: Any, weight_map: dict[str, Any], *, path: str) -> Diagnostic | None:

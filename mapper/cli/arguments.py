@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mapper.checkpoint import Checkpoint, json_text
+from mapper.checkpoint import Checkpoint, CheckpointNames, json_text, read_names
 from mapper.compiler import Program, compile
 from mapper.diagnostics import Diagnostic, MapperError, finding
 from mapper.expressions import Value
@@ -80,10 +80,15 @@ class Inputs:
 
 def inputs_of(arguments: argparse.Namespace, *, runtime: str | None = None) -> Inputs:
     """Return what the arguments name; raises MapperError. `runtime` is chosen where none is named and the spec has it."""
+    checkpoint = Checkpoint.open(arguments.checkpoint) if arguments.checkpoint is not None else None
+    return _inputs(arguments, checkpoint, config_of(arguments.config, checkpoint), runtime)
+
+
+def _inputs(
+    arguments: argparse.Namespace, checkpoint: Checkpoint | None, config: Mapping[str, Any], runtime: str | None
+) -> Inputs:
     options = options_of(arguments.option)
     skips = skips_of(arguments.skip, arguments.why)
-    checkpoint = Checkpoint.open(arguments.checkpoint) if arguments.checkpoint is not None else None
-    config = config_of(arguments.config, checkpoint)
     spec = load_spec(arguments.spec or architecture_of(config, arguments.config or arguments.checkpoint))
     chosen = arguments.runtime or runtime_of(spec, runtime)
     return Inputs(spec, config, checkpoint, chosen, options, skips, arguments.scope, arguments.mount)
@@ -94,6 +99,13 @@ def program_of(arguments: argparse.Namespace) -> tuple[Program, Checkpoint | Non
     layout = Layout.parse(arguments.layout)
     inputs = inputs_of(arguments)
     return inputs.program(layout, rank=arguments.rank or 0), inputs.checkpoint
+
+
+def program_for_names(arguments: argparse.Namespace) -> tuple[Program, CheckpointNames]:
+    """Return the program that the arguments describe, and the names in the index of a checkpoint; raises MapperError."""
+    layout = Layout.parse(arguments.layout)
+    names = read_names(arguments.checkpoint)
+    return _inputs(arguments, None, config_of(arguments.config, names), None).program(layout), names
 
 
 def ranks_of(arguments: argparse.Namespace) -> list[int] | None:
@@ -140,7 +152,7 @@ def skips_of(patterns: Sequence[str], whys: Sequence[str]) -> list[tuple[str, st
     return list(zip(patterns, whys, strict=True))
 
 
-def config_of(path: str | None, checkpoint: Checkpoint | None) -> Mapping[str, Any]:
+def config_of(path: str | None, checkpoint: Checkpoint | CheckpointNames | None) -> Mapping[str, Any]:
     """Return the config in a file, or a bundled one by name, or the checkpoint's own; raises MapperError."""
     if path is not None and not path.endswith(".json") and "/" not in path and not os.path.exists(path):
         return bundled_config(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
@@ -145,9 +146,20 @@ def _as_products(indices: list[str], members: list[tuple[IndexValue, ...]]) -> I
             yield {indices[0]: (value,), **narrower}
 
 
+def _because(flat: FlatRule) -> str:
+    """Say what switches the rule on: conditions that no index changes, and the values that decide them."""
+    found: dict[str, None] = {}
+    for condition in flat.conditions:
+        values = condition.names.reasons(condition.expression)
+        if values and not condition.names.dependence(condition.expression):
+            said = ", ".join(f"{name} is {json.dumps(value)}" for name, value in values)
+            found[f"`{condition.expression.text}` ({said})"] = None
+    return " and ".join(found)
+
+
 def _of_sizes(flat: FlatRule, context: Context, sizes: Sizes, domains: Domains) -> Iterator[Family]:
     rule = flat.rule
-    info = RuleInfo(flat.number, rule.id or flat.target.text, rule.place, rule.note)
+    info = RuleInfo(flat.number, rule.id or flat.target.text, rule.place, rule.note, _because(flat))
     if rule.tie is not None:
         target = bound(flat.target, flat.names, domains, rule.place)
         tie = bound(rule.tie, flat.names, domains, rule.place)

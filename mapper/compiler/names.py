@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from mapper.diagnostics import MapperError, Place, finding
 from mapper.expressions import Expression, ExpressionError, Value
@@ -56,6 +56,16 @@ class Names:
             known = self._dependence[expression.text] = tuple(name for name in free if name in self.indices)
         return known
 
+    def reasons(self, expression: Expression) -> list[tuple[str, Value]]:
+        """Return the constants that the expression's value depends on, lets and functions included, in sorted order."""
+        names = {
+            name
+            for level, inner, parameter in self._reached(expression)
+            for name in inner.names - {parameter}
+            if level._owner(name) is None and self._is_constant(name)
+        }
+        return [(name, self._constant(name)) for name in sorted(names)]
+
     def _value_of(self, expression: Expression, bindings: Bindings, active: Active) -> Value:
         key = (expression.text, *[bindings.get(name) for name in self._free_names(expression)])
         if key not in self._values:
@@ -71,19 +81,23 @@ class Names:
 
     def _find_free_names(self, expression: Expression) -> set[str]:
         found: set[str] = set()
+        for level, inner, parameter in self._reached(expression):
+            names = inner.names - {parameter}
+            found |= {name for name in names if level._owner(name) is None and not self._is_constant(name)}
+        return found
+
+    def _reached(self, expression: Expression) -> Iterator[tuple[Names, Expression, str | None]]:
+        """Yield the expression and those of the lets that it uses, each with its level and its parameter."""
         seen: set[tuple[int, str]] = set()
         waiting: list[tuple[Names, Expression, str | None]] = [(self, expression, None)]
         while waiting:
             level, inner, parameter = waiting.pop()
+            yield level, inner, parameter
             for name in (inner.names - {parameter}) | inner.calls:
                 owner = level._owner(name)
-                if owner is None:
-                    if name in inner.names and not self._is_constant(name):
-                        found.add(name)
-                elif (id(owner), name) not in seen:
+                if owner is not None and (id(owner), name) not in seen:
                     seen.add((id(owner), name))
                     waiting.append((owner, owner.lets[name].expression, owner.lets[name].parameter))
-        return found
 
     def _owner(self, name: str) -> Names | None:
         if name in self.lets:
@@ -148,23 +162,29 @@ class _View:
 
 
 def config_values(spec: Spec, config: Mapping[str, object]) -> dict[str, Value]:
-    """Return the value of every config key that the spec names; raises MapperError M301 for those that are missing.
+    """Return the value of every config key that the spec names.
 
-    A default may use any other key, whether or not that one has its default too.
+    A default may use any other key, whether or not that one has its default too. Raises MapperError: M301 for those that are
+    missing, M308 for those that have one value at the root and another in `text_config`.
     """
     values: dict[str, Value] = {}
-    missing = []
+    wrong = []
     deferred = []
     for key in spec.config.values():
-        found, value = _look_up(config, key.path)
-        if found and (value is not None or key.default is None):
+        found = _look_up(config, key.path)
+        stated = [each for each in found if each is not None]
+        value = stated[0] if stated else None
+        if any(each != value for each in stated):
+            root, inner = stated
+            wrong.append(finding("M308", place=key.place, subject=key.path, key=key.path, root=root, inner=inner))
+        elif found and (value is not None or key.default is None):
             values[key.name] = value
         elif key.default is not None:
             deferred.append((key, key.default))
         else:
-            missing.append(finding("M301", place=key.place, subject=key.path, key=key.path, spec=spec.id))
-    if missing:
-        raise MapperError(missing)
+            wrong.append(finding("M301", place=key.place, subject=key.path, key=key.path, spec=spec.id))
+    if wrong:
+        raise MapperError(wrong)
     defaults = Names(values, {key.name: Let(key.name, None, default, key.place) for key, default in deferred})
     return {**values, **{key.name: defaults.evaluate(default, {}, key.place) for key, default in deferred}}
 
@@ -189,7 +209,7 @@ def quantization_facts(config: Mapping[str, object]) -> dict[str, Value]:
 
 def quantization_section(config: Mapping[str, object]) -> Mapping[str, object]:
     """Return the config's `quantization_config`; empty where there is none."""
-    _, section = _look_up(config, "quantization_config")
+    section = next(iter(_look_up(config, "quantization_config")), None)
     return section if isinstance(section, Mapping) else {}
 
 
@@ -205,8 +225,9 @@ def _first(given: Mapping[str, object], keys: tuple[str, ...]) -> Value:
     return next((given[key] for key in keys if key in given), None)
 
 
-def _look_up(config: Mapping[str, object], path: str) -> tuple[bool, object]:
-    """Return (found, value) of a dotted path, at the root or, for composite models, under `text_config`."""
+def _look_up(config: Mapping[str, object], path: str) -> list[object]:
+    """Return the values of a dotted path: at the root and, for composite models, under `text_config`."""
+    found: list[object] = []
     for root in (config, config.get("text_config")):
         value: object = root
         for part in path.split("."):
@@ -214,5 +235,5 @@ def _look_up(config: Mapping[str, object], path: str) -> tuple[bool, object]:
                 break
             value = value[part]
         else:
-            return True, value
-    return False, None
+            found.append(value)
+    return found

@@ -28,7 +28,7 @@ from mapper.layout import Layout, Mesh, placement_faults
 from mapper.pattern import IndexValue, PatternError, below, under
 from mapper.pattern import parse as parse_pattern
 from mapper.plan.family import Family, SkipRule
-from mapper.plan.matching import Matching, match
+from mapper.plan.matching import NAME_ONLY, Matching, match
 from mapper.plan.plan import Plan, assemble
 from mapper.plan.share import Share
 from mapper.spec.model import Format, Keep, Let, Runtime, Skip, Spec
@@ -94,9 +94,15 @@ class Program:
 
     def match(self, checkpoint: Checkpoint) -> Matching:
         """Return how the checkpoint's tensors are accounted for; the same on every rank."""
+        return self._match(checkpoint.tensors)
+
+    def match_names(self, names: Iterable[str]) -> Matching:
+        """Return how tensors are accounted for of which only the names are known; shapes and dtypes are not judged."""
+        return self._match(dict.fromkeys(names, NAME_ONLY))
+
+    def _match(self, tensors: Mapping[str, TensorHeader]) -> Matching:
         with collector_paused():
-            matching = match(self.families, self.skips, checkpoint.tensors)
-            matching = with_counts(matching, self.counts, checkpoint.tensors)
+            matching = with_counts(match(self.families, self.skips, tensors), self.counts, tensors)
         exclusions = exclusions_of(quantization_section(self.config))
         return with_entries(matching, exclusions) if matching.unknown and exclusions else matching
 
@@ -160,8 +166,8 @@ class Program:
         return replace(
             self,
             families=tuple(_mounted_family(family, prefix) for family in self.families),
-            skips=tuple(replace(rule, templates=tuple(under(each, prefix) for each in rule.templates)) for rule in self.skips),
-            keeps=tuple(replace(rule, templates=tuple(under(each, prefix) for each in rule.templates)) for rule in self.keeps),
+            skips=tuple(_mounted_rule(rule, prefix) for rule in self.skips),
+            keeps=tuple(_mounted_rule(rule, prefix) for rule in self.keeps),
             counts=rerooted_counts(self.counts, lambda each: [under(each, prefix)]),
             root=f"{self.root}+{prefix}",
         )
@@ -254,17 +260,40 @@ def _named_rules(
     rules: Sequence[Skip | Keep], names: Names, domains: Mapping[str, tuple[IndexValue, ...]]
 ) -> tuple[SkipRule, ...]:
     return tuple(
-        SkipRule(number, rule.id or rule.pattern.text, rule.why, (bound(rule.pattern, names, domains, rule.place),), rule.place)
+        _named_rule(number, rule, names, domains)
         for number, rule in enumerate(rules)
         if rule.when is None or names.evaluate(rule.when, {}, rule.place)
     )
 
 
+def _named_rule(number: int, rule: Skip | Keep, names: Names, domains: Mapping[str, tuple[IndexValue, ...]]) -> SkipRule:
+    template = bound(rule.pattern, names, domains, rule.place)
+    named = SkipRule(number, rule.id or rule.pattern.text, rule.why, (template,), rule.place)
+    if isinstance(rule, Keep) or rule.copy_of is None:
+        return named
+    original = bound(rule.copy_of, names, domains, rule.place)
+    lacking = [index for index in original.indices if index not in template.indices]
+    if lacking:
+        problem = f"{rule.copy_of.text!r} has the index {lacking[0]!r}, which {rule.pattern.text!r} does not have"
+        raise MapperError([finding("M315", place=rule.place, subject=rule.pattern.text, problem=problem)])
+    return replace(named, copy_of=original)
+
+
 def _scoped_rules(rules: tuple[SkipRule, ...], prefix: str) -> tuple[SkipRule, ...]:
-    scoped = (
-        replace(rule, templates=tuple(inner for each in rule.templates for inner in below(each, prefix))) for rule in rules
-    )
+    scoped = (_scoped_rule(rule, prefix) for rule in rules)
     return tuple(rule for rule in scoped if rule.templates)
+
+
+def _scoped_rule(rule: SkipRule, prefix: str) -> SkipRule:
+    """Return the rule below a prefix; a copy whose original lies outside is still left out, and not compared."""
+    templates = tuple(inner for each in rule.templates for inner in below(each, prefix))
+    original = below(rule.copy_of, prefix) if rule.copy_of is not None else ()
+    return replace(rule, templates=templates, copy_of=original[0] if original else None)
+
+
+def _mounted_rule(rule: SkipRule, prefix: str) -> SkipRule:
+    templates = tuple(under(each, prefix) for each in rule.templates)
+    return replace(rule, templates=templates, copy_of=under(rule.copy_of, prefix) if rule.copy_of is not None else None)
 
 
 def _scoped_family(family: Family, prefix: str, findings: list[Diagnostic]) -> Family | None:

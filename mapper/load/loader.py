@@ -23,6 +23,7 @@ from mapper.report.load import LoadReport
 from mapper.session import UpdateSession
 from mapper.transfer.bind import Binding, Model, bind, materialize
 from mapper.transfer.compute import cast_fault
+from mapper.transfer.copies import require_copies
 from mapper.transfer.copy import copy_box, copy_twins, fill_padding, read_as, values_of
 from mapper.transfer.files import CheckpointFiles
 from mapper.transfer.scatter import scatter, takes_bytes
@@ -92,6 +93,7 @@ class Loader:
             for file in {plan.tensors[step.source].file for step in steps}:
                 files.elements(file, "U8")  # a file that changed since its header was read is found before the first write
             _require_range(files, plan, binding, steps)
+            require_copies(plan, files)
             scatter(checkpoint, ranges, binding.tensors, progress=advance)
             for step in steps:
                 header = plan.tensors[step.source]

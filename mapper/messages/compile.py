@@ -38,6 +38,11 @@ MESSAGES: dict[str, Message] = {
         "A spec for another architecture can match by accident and load wrong values.",
         "Choose the spec of this architecture, or add the architecture to the spec after checking it.",
     ),
+    "M308": Message(
+        "the config says {key}: {root!r} at the root, and {inner!r} in text_config",
+        "Which of the two the model was built with cannot be told from here; a guess would load another model.",
+        "Correct the config, or say in the spec which counts, as in `KEY: {{path: text_config.KEY}}`.",
+    ),
     "M310": Message(
         "`{feature}` is part of the language, but this version of mapper does not execute it yet",
         "The whole language is read and checked; what is not executed is refused instead of being ignored.",

@@ -53,6 +53,12 @@ MESSAGES: dict[str, Message] = {
         "Where the config and the checkpoint disagree on how many layers, drafts or experts there are, one of them is wrong.",
         "Correct the config, or use a checkpoint that has what it says; an option of the spec may say which to believe.",
     ),
+    "M511": Message(
+        "{name!r} is skipped as a copy of {original!r}, and {problem}",
+        "The config ties the two, so only one of them is loaded; where they differ, a weight would be lost without a word.",
+        "Correct the config where the model is not tied (tie_word_embeddings: false); to load without the copy, give a skip of "
+        "your own: --skip NAME --why TEXT.",
+    ),
     "M520": Message(
         "{box} of {target} (shape {shape} on rank {rank}) is written by no source",
         "Coverage is decided by region: what is not written would stay random.",

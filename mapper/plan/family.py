@@ -20,12 +20,17 @@ Domains = Mapping[str, tuple[IndexValue, ...]]
 
 @dataclass(frozen=True, slots=True)
 class RuleInfo:
-    """What a report says of a rule: its number in the program, its target pattern, its place and its note."""
+    """What a report says of a rule: its number in the program, its target pattern, its place and its note.
+
+    `because` is the condition under which the rule is in force, with the values of the config that it depends on; empty where
+    there is none, or where it depends on an index.
+    """
 
     number: int
     text: str
     place: Place
     note: str
+    because: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,13 +211,22 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class SkipRule:
-    """A named rule by which sources are left out, or targets kept."""
+    """A named rule by which sources are left out, or targets kept. `copy_of` spells the source of which one is a copy."""
 
     number: int
     text: str
     why: str
     templates: tuple[Template, ...]
     place: Place | None
+    copy_of: Template | None = None
 
     def matches(self, name: str) -> bool:
         return any(template.match(name) is not None for template in self.templates)
+
+    def original(self, name: str) -> str | None:
+        """Return the source of which a name that matches is a copy, or None where the rule does not say."""
+        if self.copy_of is None:
+            return None
+        values = next((found for template in self.templates if (found := template.match(name)) is not None), None)
+        assert values is not None, f"{name!r} is skipped by {self.text!r}"
+        return self.copy_of.name(values)

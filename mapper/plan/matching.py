@@ -6,7 +6,7 @@ Names are instantiated by index and looked up; what is left over is skipped by a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import product
@@ -18,6 +18,9 @@ from mapper.pattern import IndexValue, instantiate
 from mapper.plan.family import Axis, DiskLayout, Family, SkipRule, SourceFamily
 
 Combination = tuple[IndexValue, ...]
+
+NAME_ONLY = TensorHeader("", (), -1, 0, 0)
+"""The header of a tensor of which only the name is known: neither its shape nor its dtype is judged."""
 
 MAX_SUGGESTIONS = 50
 """Near names are searched for at most this many findings; the search is slow and a broken checkpoint has thousands."""
@@ -96,6 +99,7 @@ def match(
     wrong += [finding("M509", subject=name, name=name) for name in owned_by_none]
     left = [name for name in tensors if name not in claimed] if len(claimed) < len(tensors) else []
     skipped, unknown = _classify(left, skips, superseded)
+    wrong += _unlike_copies(skipped, tensors, {each.subject for each in wrong})
     return Matching(
         tuple(matched),
         skipped,
@@ -174,7 +178,7 @@ def _match_family(
         shape = source.disk.shape if source.disk is not None else None
         allowed = source.dtypes
         for name, header in zip(spelled, headers, strict=True):
-            if header is None:
+            if header is None or header is NAME_ONLY:
                 continue
             if source.scale_of is None:
                 kinds.add(header[0])
@@ -211,8 +215,9 @@ def _missing_targets(
     absent = frozenset(lacking.keys() - having) if family.optional else frozenset()
     incomplete = frozenset(lacking.keys() - absent)
     required = [name for combination, lost in lacking.items() if combination in incomplete for name in lost]
+    hint = f"the rule is in force because {family.rule.because}" if family.rule.because else ""
     missing += [
-        finding("M501", place=family.rule.place, subject=name, name=name, rule=family.rule.text)
+        finding("M501", place=family.rule.place, subject=name, hint=hint, name=name, rule=family.rule.text)
         for name in dict.fromkeys(required)
     ]
     return absent, incomplete
@@ -291,11 +296,30 @@ def _wrong_dtype(family: Family, name: str, allowed: frozenset[str], header: Ten
     return finding("M504", place=family.rule.place, subject=name, name=name, expected=expected, found=header.dtype)
 
 
+def _unlike_copies(
+    skipped: Mapping[str, SkipRule], tensors: Mapping[str, TensorHeader], wrong: Set[str]
+) -> Iterator[Diagnostic]:
+    """Yield what is skipped as a copy of a source with another shape or dtype; one without elements says nothing.
+
+    `wrong` are sources that are not what their rule expects: nothing is held against them.
+    """
+    for name, rule in skipped.items():
+        original = rule.original(name)
+        if original is None or original not in tensors or original in wrong:
+            continue
+        found, expected = tensors[name], tensors[original]
+        if found is not NAME_ONLY and found.stop > found.start and found[:2] != expected[:2]:
+            problem = f"is {found.dtype} {list(found.shape)}, the other {expected.dtype} {list(expected.shape)}"
+            yield finding("M511", place=rule.place, subject=name, name=name, original=original, problem=problem)
+
+
 def _classify(
     left: list[str], skips: Sequence[SkipRule], superseded: Mapping[str, SkipRule]
 ) -> tuple[dict[str, SkipRule], list[str]]:
     skipped: dict[str, SkipRule] = {}
     unknown: list[str] = []
+    # One that says nothing of a copy comes first: a user's own, given so that nothing is compared.
+    skips = sorted(skips, key=lambda skip: skip.copy_of is not None)
     for name in left:
         rule = superseded.get(name) or next((skip for skip in skips if skip.matches(name)), None)
         if rule is None:

@@ -84,6 +84,9 @@ class CheckReport:
     def to_text(self) -> str:
         """Return the report for a person."""
         sources, targets = self.sources, self.targets
+        verdict = (
+            "ok: the structure is proved; what the values mean is not judged here" if self.ok else count_findings(self.findings)
+        )
         declared = "the spec" if self.targets_declared_by == "spec" else "the model"
         lines = [
             *render_findings(self.findings),
@@ -95,7 +98,7 @@ class CheckReport:
             f"  targets  {targets.total:,} (declared by {declared}): {targets.complete:,} complete, "
             f"{targets.kept:,} kept, {targets.incomplete:,} incomplete",
             f"  bytes    {_spread(self.bytes_per_rank)} per rank",
-            f"  {'ok: the structure is proved; what the values mean is not judged here' if self.ok else _count(self.findings)}",
+            f"  {verdict}",
         ]
         return "\n".join(lines)
 
@@ -157,10 +160,15 @@ def check(
         targets_declared_by="spec" if targets is None else "model",
         bytes_per_rank=tuple(tally.bytes),
         findings=tuple(findings),
-        skips=tuple(
-            SkipCount(each.text, each.why, str(each.place) if each.place else None, matching.skipped_by.get(each.text, 0))
-            for each in program.skips
-        ),
+        skips=skip_counts(program, matching),
+    )
+
+
+def skip_counts(program: Program, matching: Matching) -> tuple[SkipCount, ...]:
+    """Return every skip in force, with what it matched."""
+    return tuple(
+        SkipCount(each.text, each.why, str(each.place) if each.place else None, matching.skipped_by.get(each.text, 0))
+        for each in program.skips
     )
 
 
@@ -199,5 +207,6 @@ def _spread(sizes: Sequence[int]) -> str:
     return f"{min(sizes):,}" if min(sizes) == max(sizes) else f"{min(sizes):,} to {max(sizes):,}"
 
 
-def _count(findings: Sequence[Diagnostic]) -> str:
+def count_findings(findings: Sequence[Diagnostic]) -> str:
+    """Return how many findings there are, with the noun."""
     return f"{len(findings):,} finding{'s' if len(findings) != 1 else ''}"

@@ -119,6 +119,9 @@ def _iter_runtime_findings(runtime: Runtime, spec: Spec, used: set[str]) -> Iter
     for each in exempt:
         yield from iter_pattern_findings(each.pattern, scope, each.place)
         yield from iter_name_findings(each.when, scope, each.place)
+    for each in runtime.skip:
+        if each.copy_of is not None:
+            yield from iter_pattern_findings(each.copy_of, scope, each.place)
     for step in runtime.finalize:
         for pattern in (*step.inputs, step.output):
             yield from iter_pattern_findings(pattern, scope, step.place)

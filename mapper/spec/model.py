@@ -275,9 +275,10 @@ Item = Rule | Group
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """Sources that are not loaded on purpose."""
+    """Sources that are not loaded on purpose; `copy_of` names the source that holds the same."""
 
     pattern: Pattern
+    copy_of: Pattern | None
     why: str
     when: Expression | None
     id: str

@@ -124,9 +124,11 @@ def _count(node: Mapping, findings: Findings) -> Count:
 def _skip(node: Mapping, findings: Findings) -> Skip:
     source = node.get("source")
     assert source is not None, "the schema requires source"
-    pattern = pattern_of(source, findings, wildcards=True)
+    original = node.get("copy_of")
+    pattern = pattern_of(source, findings, wildcards=original is None)
+    copy_of = None if original is None else pattern_of(original, findings)
     when = optional_expression(node.get("when"), findings)
-    return Skip(pattern, text_of(node.get("why")), when, text_of(node.get("id")), source.place)
+    return Skip(pattern, copy_of, text_of(node.get("why")), when, text_of(node.get("id")), source.place)
 
 
 def _keep(node: Mapping, findings: Findings) -> Keep:

@@ -8,7 +8,7 @@ from typing import Any
 
 from mapper import Layout
 from mapper.spec.model import Spec
-from mapper.testing.reference import Declared, ReferenceResult, declared_sources, reference_load
+from mapper.testing.reference import Declared, ReferenceResult, declared_sources, reference_load, skip_patterns
 from mapper.testing.tensors import Tensors
 
 
@@ -49,6 +49,15 @@ class Example:
         """Return the names of the tensors that a rule reads."""
         alone = self.reference_alone()
         return set(alone.loaded | alone.elsewhere)
+
+    def copies(self) -> dict[str, str]:
+        """Return the tensors that are skipped as copies of others which are there too, each with the other."""
+        patterns = skip_patterns(self.spec, config=self.config, runtime=self.runtime, options=self.options)
+        return {
+            name: original
+            for name, original in patterns.items()
+            if original is not None and {name, original} <= self.tensors.keys()
+        }
 
     def _reference(self, layout: Layout, rank: int) -> ReferenceResult:
         if (layout, rank) not in self._known:

@@ -177,7 +177,7 @@ def changes_values(step: Step) -> bool:
 def check_in_place(example: Example) -> None:
     """Guarantee 7: a second load with other values keeps every address and alias, and what the rules do not name."""
     program = program_of(example)
-    others = _other_values(example.tensors)
+    others = _other_values(example)
     rank = example.ranks[-1]
     expected = example.reference(rank)
     after = reference_load(
@@ -401,13 +401,14 @@ def _below(name: str, *, prefix: str) -> str:
     return name[len(prefix) + 1 :]
 
 
-def _other_values(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _other_values(example: Example) -> dict[str, torch.Tensor]:
+    """Return other values for every tensor; what is a copy stays one."""
     others: dict[str, torch.Tensor] = {}
     start = 1_000_003
-    for name, tensor in tensors.items():
+    for name, tensor in example.tensors.items():
         others[name] = unique_values(tensor.shape, tensor.dtype, start)
         start += tensor.numel()
-    return others
+    return {**others, **{name: others[original].clone() for name, original in example.copies().items()}}
 
 
 def _fault_in_files(

@@ -17,6 +17,15 @@ from safetensors.torch import save_file
 from tests.oracle import deepseek_v3, deepseek_v4
 from tests.oracle.deepseek_v3 import ONE_DRAFT_LAYER, V2, V3, deepseek_headers
 from tests.oracle.deepseek_v4 import deepseek_v4_headers
+from tests.oracle.dense import (
+    GEMMA3,
+    PHI3,
+    QWEN3_FP8,
+    QWEN3_FP8_HALF_BLOCK,
+    gemma3_headers,
+    phi3_headers,
+    qwen3_headers,
+)
 from tests.oracle.grouped_query import (
     GLM4_MOE,
     GPT_OSS,
@@ -122,6 +131,10 @@ FAMILIES: dict[str, Family] = {
     "qwen2_moe": Family(QWEN2_MOE, qwen2_moe_headers),
     "qwen3_moe": Family(QWEN3_MOE, qwen3_moe_headers),
     "qwen3_moe_fp8": Family(QWEN3_MOE_FP8, qwen3_moe_headers),
+    "phi3": Family(PHI3, phi3_headers),
+    "gemma3": Family(GEMMA3, gemma3_headers),
+    "qwen3_fp8": Family(QWEN3_FP8, qwen3_headers),
+    "qwen3_fp8_halfblock": Family(QWEN3_FP8_HALF_BLOCK, qwen3_headers),
     "gpt_oss_bf16": Family(GPT_OSS, gpt_oss_headers),
     "gpt_oss_mxfp4": Family({**GPT_OSS, **MXFP4}, gpt_oss_headers),
 }

@@ -53,8 +53,13 @@ def declared_sources(
     return [each for flat in flat_rules(world) for unit in units_of(flat, world) for each in _declared(unit, world)]
 
 
-def skip_patterns(spec: Spec, *, config: Config, runtime: str, options: Mapping[str, object] | None = None) -> list[str]:
-    """Return the skip patterns of a runtime with every index value spelled out; wildcards stay."""
+def skip_patterns(
+    spec: Spec, *, config: Config, runtime: str, options: Mapping[str, object] | None = None
+) -> dict[str, str | None]:
+    """Return the skip patterns of a runtime with every index value spelled out, each with what it is a copy of.
+
+    Wildcards stay.
+    """
     return spelled_skips(world_of(spec, config=config, runtime=runtime, layout=Layout(), rank=0, options=options))
 
 

@@ -195,15 +195,18 @@ def _ties(rules: list[FlatRule], world: World) -> dict[str, str]:
     return found
 
 
-def spelled_skips(world: World) -> list[str]:
-    """Return every skip pattern that applies, for every value of its indices; wildcards stay."""
-    found = []
+def spelled_skips(world: World) -> dict[str, str | None]:
+    """Return every skip pattern that applies, for every value of its indices, with the source of which it is a copy.
+
+    Wildcards stay.
+    """
+    found: dict[str, str | None] = {}
     for skip in world.runtime.skip:
         indices = indices_in(skip.pattern.text, world.indices())
         for values in combinations(indices, {index: world.values(index) for index in indices}):
             scope = world.scope.with_values(values)
             if skip.when is None or holds(skip.when.text, scope):
-                found.append(spell(skip.pattern.text, scope))
+                found[spell(skip.pattern.text, scope)] = None if skip.copy_of is None else spell(skip.copy_of.text, scope)
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 import torch
@@ -25,7 +25,8 @@ def checkpoints(
     """Return the tensors of checkpoints in the order of their files.
 
     Where a rule has several spellings, one is drawn; optional sources are there or not, a whole leaf of a rule at a time.
-    What other runtimes of the spec read is there too where this one skips it, and a name of its own for each skip.
+    What other runtimes of the spec read is there too where this one skips it, and a name of its own for each skip; what is
+    skipped as a copy is one.
     """
     return _checkpoints(Case(spec, runtime, config, options or {}))
 
@@ -51,6 +52,9 @@ def _checkpoints(draw: st.DrawFn, case: Case) -> Tensors:
             dtype = dtype_of(each.dtype)
         tensors[each.name] = unique_values(shape, dtype, start)
         start += tensors[each.name].numel()
+    for name, original in patterns.items():
+        if original is not None and original in tensors and name in tensors:
+            tensors[name] = tensors[original].clone()
     event(f"fp8: {any(tensor.dtype == torch.float8_e4m3fn for tensor in tensors.values())}")
     return tensors
 
@@ -74,7 +78,7 @@ def _chosen_sources(draw: st.DrawFn, declared: list[Declared]) -> list[Declared]
 
 
 def _skipped_sources(
-    draw: st.DrawFn, runtime: str, declared: Mapping[str, list[Declared]], patterns: list[str]
+    draw: st.DrawFn, runtime: str, declared: Mapping[str, list[Declared]], patterns: Iterable[str]
 ) -> list[Declared]:
     """Return what the other runtimes read and this one skips, and one made-up name per skip."""
     found: dict[str, Declared] = {}

@@ -65,6 +65,7 @@ def faults(draw: st.DrawFn, example: Example) -> Fault:
             broken = Tensors({**tensors, name: draw(st.sampled_from(list(_reshaped(tensors[name]))))})
             return Fault(kind, name, broken, frozenset({"M503"}), frozenset({name}))
         case "retype":
+            assume(name not in example.copies().values())  # its copy would be reported as well
             wrong = OTHER_DTYPES[tensors[name].dtype.itemsize]
             assume(tensors[name].dtype != wrong)
             raw = torch.ones(tensors[name].shape, dtype=torch.float32).to(wrong)
