@@ -12,6 +12,7 @@ import mapper
 from mapper.integrations.transformers import build
 from mapper.load import Loader
 from tests.oracle.families import write_checkpoint
+from tests.oracle.test_transformers_architectures import MODELS as WITH_EXPERTS
 from tests.oracle.transformers_dense import DENSE
 from tests.oracle.transformers_models import LoadedModel, load_model, loaded_tensors, save_model
 from tests.test_vllm_architectures import COMPARED
@@ -53,14 +54,13 @@ def test_parameters_and_logits_equal_from_pretrained(entry: str, tmp_path: Path)
     assert_equal(load(saved), load_model(saved))
 
 
-def test_the_page_of_dense_specs_has_the_figures_that_are_compared() -> None:
+def test_the_page_of_specs_has_the_figures_that_are_compared() -> None:
     rows = re.findall(r"^\| `(\w+)` \|[^|]*\|[^|]*\| ([\d,]+), ([\d,]+) \| (\d+|-) \|$", PAGE.read_text(), re.MULTILINE)
     stated = {spec: tuple(int(each.replace(",", "").replace("-", "0")) for each in counts) for spec, *counts in rows}
-    models = Counter(mapper.load_spec(entry.partition("@")[0]).id for entry in DENSE)
+    models = Counter(mapper.load_spec(entry.partition("@")[0]).id for entry in (*DENSE, *WITH_EXPERTS))
     found = {spec: (0, 0, models[spec]) for spec in stated}
     for spec, num_ranks, num_parameters, _ in COMPARED.values():
-        if spec in found:
-            ranks, parameters, num_models = found[spec]
-            found[spec] = (ranks + num_ranks, parameters + num_parameters, num_models)
+        ranks, parameters, num_models = found[spec]
+        found[spec] = (ranks + num_ranks, parameters + num_parameters, num_models)
     assert stated == found
     assert models.keys() <= stated.keys()
