@@ -13,11 +13,12 @@ if TYPE_CHECKING:
     from mapper.diagnostics import Diagnostic, MapperError
     from mapper.layout import Layout
     from mapper.plan import Plan
+    from mapper.plan.digest import combine_digests
     from mapper.spec import load_spec
 
 __version__ = "0.1.0"
 
-__all__ = ["Checkpoint", "Diagnostic", "Layout", "MapperError", "Plan", "Program", "compile", "load_spec"]
+__all__ = ["Checkpoint", "Diagnostic", "Layout", "MapperError", "Plan", "Program", "combine_digests", "compile", "load_spec"]
 
 _HOMES = {
     "Checkpoint": "mapper.checkpoint",
@@ -26,6 +27,7 @@ _HOMES = {
     "MapperError": "mapper.diagnostics",
     "Plan": "mapper.plan",
     "Program": "mapper.compiler",
+    "combine_digests": "mapper.plan.digest",
     "compile": "mapper.compiler",
     "load_spec": "mapper.spec",
 }

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mapper.compiler.families import _as_products
+from mapper.compiler.families import as_products
 from tests.small import headers, lines_of, plan_of, program_of, refused, rules
 
 LAYERS = "index: {layer: {count: 4, axis: pp}, expert: {count: 3, axis: ep}, part: {values: [k, v]}}"
@@ -50,7 +50,7 @@ def test_condition_on_two_indices_is_cut_into_products():
     ],
 )
 def test_products_hold_exactly_the_members(members, products):
-    assert list(_as_products(["i", "j"][: len(members[0])], members)) == products
+    assert list(as_products(["i", "j"][: len(members[0])], members)) == products
 
 
 def test_index_that_no_pattern_holds_is_told():

@@ -108,19 +108,6 @@ def test_runtime_goes_before_the_spec_in_lets_indices_and_formats():
     assert (str(second.target), second.axes[0].parts) == ("b.{head: 0...1}.w", (5,))
 
 
-def test_finalize_is_refused_by_name():
-    text = rules(
-        "{copy: [a]}",
-        runtime="finalize: [{id: f, inputs: [a], output: b, do: [{sum: a}]}, {id: g, inputs: [a], output: c, do: [{sum: a}]}]",
-    )
-    found = refused(text)
-    assert (found.code, found.message) == (
-        "M310", "`finalize` is part of the language, but this version of mapper does not execute it yet",
-    )  # fmt: skip
-    assert found.place is not None
-    assert found.place.line == 9
-
-
 def test_features_that_are_not_executed_are_refused_where_a_rule_uses_them():
     layers = "index: {layer: {count: 2}, part: {count: 2}}"
     stacked = "source: 'b.{layer}.{part}', stack: {layer: out, part: out}, dims: {out: 2}"

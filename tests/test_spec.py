@@ -14,7 +14,7 @@ from mapper.pattern import Pattern
 from mapper.spec import load_spec
 from mapper.spec.bundled import read_builtin
 from mapper.spec.inherit import merge
-from mapper.spec.model import Group, PlacedExpression, PlacedPattern, Rule, Spec
+from mapper.spec.model import Group, PlacedExpression, PlacedPattern, Rule, Spec, StepFormula
 from mapper.spec.parse import parse_spec
 from mapper.yaml_source import parse_text
 
@@ -315,7 +315,7 @@ def test_the_rest_of_a_runtime():
             let: {z: 1}
             index: {l: {count: 1}}
             formats: {f: [{leaves: {w: [out]}}]}
-            finalize: [{id: step, inputs: [a, b], output: c, kind: buffer, do: [{sum: a b -> a}], when: w}]
+            finalize: [{id: step, inputs: [a, b], output: c, kind: buffer, do: [{call: f}, {sum: a b -> a}], when: w}]
         """
     ).runtimes["r"]
     (requirement,), (skip,), (keep,), (step,) = runtime.requires, runtime.skip, runtime.keep, runtime.finalize
@@ -324,6 +324,10 @@ def test_the_rest_of_a_runtime():
     assert (str(keep.pattern), keep.why, keep.when, keep.id) == ("a.*", "computed", None, "")
     assert (list(runtime.let), list(runtime.index), list(runtime.formats)) == (["z"], ["l"], ["f"])
     assert (step.id, [str(each) for each in step.inputs], str(step.output), step.kind) == ("step", ["a", "b"], "c", "buffer")
+    called, summed = step.do
+    assert (called.name, called.function, called.formula) == ("call", "f", None)
+    assert (summed.name, summed.formula) == ("sum", StepFormula((("a",), ("b",)), (("a",),)))
+    assert (step.consumes, step.restore) == (False, "")
 
 
 def test_cases_pin_boxes_skips_and_unknown_names():

@@ -90,7 +90,7 @@ def _families(flat: FlatRule, context: Context) -> Iterator[Family]:
     if groups:
         require_supported(flat)
     for sizes, members in groups.items():
-        for restricted in _as_products(dependent, members):
+        for restricted in as_products(dependent, members):
             domains = {index: restricted.get(index, context.domains[index]) for index in used}
             if all(domains.values()):
                 yield from _of_sizes(flat, context, sizes, domains)
@@ -131,7 +131,7 @@ def _dependent(flat: FlatRule, context: Context, used: list[str]) -> list[str]:
     return [index for index in used if index in needed]
 
 
-def _as_products(indices: list[str], members: list[tuple[IndexValue, ...]]) -> Iterator[dict[str, tuple[IndexValue, ...]]]:
+def as_products(indices: list[str], members: list[tuple[IndexValue, ...]]) -> Iterator[dict[str, tuple[IndexValue, ...]]]:
     """Yield index sets whose products hold exactly `members`."""
     columns = [tuple(dict.fromkeys(column)) for column in zip(*members, strict=True)]
     count = 1
@@ -142,7 +142,7 @@ def _as_products(indices: list[str], members: list[tuple[IndexValue, ...]]) -> I
         return
     for value in columns[0]:
         rest = [member[1:] for member in members if member[0] == value]
-        for narrower in _as_products(indices[1:], rest):
+        for narrower in as_products(indices[1:], rest):
             yield {indices[0]: (value,), **narrower}
 
 

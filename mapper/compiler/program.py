@@ -16,17 +16,18 @@ from mapper.compiler.counts import CountRule, count_rules, rerooted_counts, with
 from mapper.compiler.exclusions import exclusions_of, with_entries
 from mapper.compiler.expand import flatten
 from mapper.compiler.families import Context, bound, families_of
+from mapper.compiler.finalize import derived_steps, mounted_steps, scoped_steps
 from mapper.compiler.mesh import mesh_of
 from mapper.compiler.names import Names, config_values, quantization_facts, quantization_section
 from mapper.compiler.ranges import counted, range_of
 from mapper.compiler.resolve import Resolution, Resolver
 from mapper.compiler.sizes import Formats
-from mapper.compiler.unsupported import runtime_findings
 from mapper.diagnostics import Diagnostic, MapperError, finding
 from mapper.expressions import Value
 from mapper.layout import Layout, Mesh, placement_faults
 from mapper.pattern import IndexValue, PatternError, below, under
 from mapper.pattern import parse as parse_pattern
+from mapper.plan.derived import DerivedStep, as_keeps
 from mapper.plan.family import Family, SkipRule
 from mapper.plan.matching import NAME_ONLY, Matching, match
 from mapper.plan.plan import Plan, assemble
@@ -39,8 +40,8 @@ class Program:
     """A spec compiled for one config, runtime, layout and rank. It holds no tensor and imports no torch.
 
     `domains` are the ranges of all indices, `whole` those before a `where`, and `placed` the mesh axis that owns an index;
-    all but `rank` is the same on every rank, so `at_rank` costs nothing. `names` gives further patterns and expressions
-    their values.
+    all but `rank` is the same on every rank, so `at_rank` costs nothing. `steps` are what is derived after a load, on every
+    rank that has their inputs. `names` gives further patterns and expressions their values.
     """
 
     spec: Spec
@@ -59,6 +60,7 @@ class Program:
     names: Names = field(repr=False, compare=False)
     whole: Mapping[str, tuple[IndexValue, ...]] = field(default_factory=dict)
     root: str = field(default="")
+    steps: tuple[DerivedStep, ...] = ()
 
     def at_rank(self, rank: int) -> Program:
         """Return the same program on another rank of the layout."""
@@ -116,7 +118,12 @@ class Program:
     def assemble(self, matching: Matching, tensors: Mapping[str, TensorHeader]) -> Plan:
         """Return this rank's plan from a matching that all ranks share; its findings are not raised."""
         with collector_paused():
-            return assemble(matching, self.share, self.keeps, tensors)
+            return assemble(matching, self.share, self.keeps, tensors, derived=self.derived)
+
+    @cached_property
+    def derived(self) -> tuple[SkipRule, ...]:
+        """The rules by which the parameters that steps write are not missed."""
+        return as_keeps(self.steps)
 
     def with_skips(self, skips: Iterable[tuple[str, str]], *, origin: str) -> Program:
         """Return the same program with further skips, each (pattern, why), named in reports as from `origin`.
@@ -150,6 +157,7 @@ class Program:
             return self
         findings: list[Diagnostic] = []
         families = [family for each in self.families if (family := _scoped_family(each, prefix, findings)) is not None]
+        steps = scoped_steps(self.steps, prefix, findings)
         if findings:
             raise MapperError(findings)
         return replace(
@@ -158,6 +166,7 @@ class Program:
             skips=_scoped_rules(self.skips, prefix),
             keeps=_scoped_rules(self.keeps, prefix),
             counts=rerooted_counts(self.counts, lambda each: below(each, prefix)),
+            steps=steps,
             root=f"{self.root}-{prefix}",
         )
 
@@ -169,6 +178,7 @@ class Program:
             skips=tuple(_mounted_rule(rule, prefix) for rule in self.skips),
             keeps=tuple(_mounted_rule(rule, prefix) for rule in self.keeps),
             counts=rerooted_counts(self.counts, lambda each: [under(each, prefix)]),
+            steps=mounted_steps(self.steps, prefix),
             root=f"{self.root}+{prefix}",
         )
 
@@ -191,7 +201,6 @@ def compile(
     _require_rank(rank, layout)
     chosen = _options(spec, options or {})
     _require_architecture(spec, config)
-    _raise(runtime_findings(section))
     constants: dict[str, Value] = {**config_values(spec, config), **quantization_facts(config), **chosen}
     lets: dict[str, Let] = {**spec.let, **section.let}
     indices = {**spec.index, **section.index}
@@ -213,9 +222,11 @@ def compile(
     keeps = _named_rules(section.keep, names, domains)
     _raise(conflicts(families, skips, keeps))
     counts = count_rules(section.counts, spec, chosen, indices, names)
+    steps = derived_steps(section.finalize, names, domains, families)
     return Program(
-        spec, config, runtime, layout, rank, chosen, mesh, domains, placed, families, skips, keeps, counts, names, whole
-    )
+        spec, config, runtime, layout, rank, chosen, mesh, domains, placed, families, skips, keeps, counts, names, whole,
+        steps=steps,
+    )  # fmt: skip
 
 
 def _raise(findings: list[Diagnostic]) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from mapper.compiler.expand import FlatRule
-from mapper.diagnostics import Diagnostic, MapperError, finding
-from mapper.spec.model import Runtime
+from mapper.diagnostics import MapperError, finding
 
 
 def require_supported(flat: FlatRule) -> None:
@@ -14,8 +13,3 @@ def require_supported(flat: FlatRule) -> None:
     findings = [finding("M310", place=rule.place, feature=feature) for feature, is_used in used.items() if is_used]
     if findings:
         raise MapperError(findings)
-
-
-def runtime_findings(runtime: Runtime) -> list[Diagnostic]:
-    """Return M310 for each feature of the runtime that is not executed yet."""
-    return [finding("M310", place=each.place, feature="finalize") for each in runtime.finalize[:1]]

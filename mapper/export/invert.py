@@ -53,7 +53,7 @@ def rebuilt(name: str, header: TensorHeader, parts: Sequence[Part]) -> tuple[tor
         if step.weaves:
             assert before is not None
             view, before = woven_source(view, step.weaves), woven_source(before, step.weaves)
-        values, fault = _values(name, part, tensor.dtype, tuple(view.shape))
+        values, fault = stored_values(name, part, tensor.dtype, tuple(view.shape))
         if fault is not None:
             return None, [fault]
         assert values is not None
@@ -77,7 +77,9 @@ def _agree(view: torch.Tensor, values: torch.Tensor, before: torch.Tensor | None
     return torch.equal(_bits(view.contiguous())[before], _bits(values.contiguous())[before])
 
 
-def _values(name: str, part: Part, dtype: torch.dtype, sizes: tuple[int, ...]) -> tuple[torch.Tensor | None, Diagnostic | None]:
+def stored_values(
+    name: str, part: Part, dtype: torch.dtype, sizes: tuple[int, ...]
+) -> tuple[torch.Tensor | None, Diagnostic | None]:
     """Return what the source's box of these sizes held, in its dtype, or why that is not known."""
     step = part.step
     if step.scale is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -13,15 +14,19 @@ from torch import nn
 from mapper.checkpoint import Checkpoint
 from mapper.checkpoint.collector import collector_paused
 from mapper.compiler import Program
-from mapper.diagnostics import MapperError
+from mapper.diagnostics import MapperError, finding
+from mapper.export.digest import digest_rank
 from mapper.export.export import MAX_SHARD_BYTES, ExportReport, export
+from mapper.finalize import targets_on
+from mapper.messages.suggest import did_you_mean
 from mapper.ops.dtypes import is_narrower, num_bytes
+from mapper.plan.digest import Digest
 from mapper.plan.plan import Plan, Step, iter_steps, target_names
 from mapper.plan.ranges import ByteRange, byte_ranges
 from mapper.regions import Box, shape_of
-from mapper.report.load import LoadReport
-from mapper.session import UpdateSession
-from mapper.transfer.bind import Binding, Model, bind, materialize
+from mapper.report.load import FinalizeReport, LoadReport
+from mapper.session import MAX_HELD_BYTES, Duplicates, Lifetime, Memory, ScopeArgument, Settings, UpdateSession, groups
+from mapper.transfer.bind import Binding, Model, bind, materialize, model_tensors
 from mapper.transfer.compute import cast_fault
 from mapper.transfer.copies import require_copies
 from mapper.transfer.copy import copy_box, copy_twins, fill_padding, read_as, values_of
@@ -54,21 +59,29 @@ class Loader:
         self.model = model
         if isinstance(model, nn.Module):
             materialize(model, device=device)
+        self._memory = Memory(program, model)
 
-    def load(self, checkpoint: Checkpoint, *, progress: Progress | None = None) -> LoadReport:
+    def load(self, checkpoint: Checkpoint, *, progress: Progress | None = None, digest: bool = False) -> LoadReport:
         """Fill the model from the checkpoint's files and return the account; raises MapperError before the first write.
 
-        Only the slices that this rank needs are read.
+        Only the slices that this rank needs are read. With `digest` the report has the checksums of what the parameters hold.
         """
         start = time.perf_counter()
         with collector_paused(), torch.no_grad():
             plan, binding = self.prove(checkpoint)
+            state = self._memory.state
+            state.require_loadable(plan.targets)
             ranges, steps = _divided(plan, binding)
             proved = time.perf_counter()
+            state.mixed |= plan.targets.keys()  # until all of them are written
             read, written = self._fill(checkpoint, plan, binding, ranges, steps, progress)
             padded = fill_padding(binding.tensors, plan.padding())
             written += copy_twins(binding.tensors, binding.copied_twins)
-        return _report(plan, binding, read, written, padded, proved - start, time.perf_counter() - proved)
+        state.fill(plan.targets.keys())
+        finalized = self._memory.graph.run(plan.targets)
+        self._memory.plan = plan
+        report = _report(plan, binding, read, written, padded, proved - start, time.perf_counter() - proved)
+        return replace(report, finalized=finalized, digest=digest_rank(plan, binding.tensors) if digest else None)
 
     def _fill(
         self,
@@ -105,6 +118,42 @@ class Loader:
                 advance(_num_bytes(binding, step))
         return read, written
 
+    def digest(self, checkpoint: Checkpoint | None = None) -> Digest:
+        """Return checksums of the tensors that this rank's parameters stand for, as they would lie in a checkpoint.
+
+        Those of all ranks combine to one for each tensor (`mapper.combine_digests`), which is the same for every layout.
+        `checkpoint` gives names, shapes and dtypes; without it they are those of the last load or whole update.
+        """
+        plan = self.program.plan(checkpoint) if checkpoint is not None else self._memory.plan
+        if plan is None:
+            raise MapperError([finding("M714")])
+        return digest_rank(plan, bind(self.program, plan, self.model).tensors)
+
+    def finalize(self, *, changed: Literal["all"] | Iterable[str] | None = None) -> FinalizeReport:
+        """Derive what the spec's finalize steps derive, in the order of a load, for parameters that were filled elsewhere.
+
+        Without `changed` every target counts as filled, and the steps that have not run yet run: the end of a dummy load.
+        With it the named targets, or all of them, have just been written by the caller, who vouches for them, and what depends
+        on them is derived anew. Raises MapperError M614 where an update was aborted and nobody has written its targets since.
+        """
+        start = time.perf_counter()
+        targets = targets_on(self.program, model_tensors(self.model))
+        if changed is None:
+            self._memory.state.require_unmixed()
+            self._memory.state.filled |= targets
+            finalized = self._memory.graph.run_missing()
+        else:
+            written = targets if changed == "all" else set(changed)
+            unknown = sorted(written - targets)
+            if unknown:
+                raise MapperError(
+                    [finding("M637", subject=name, hint=did_you_mean(name, targets), name=name) for name in unknown]
+                )
+            self._memory.state.fill(written)
+            finalized = self._memory.graph.run(written)
+        seconds = time.perf_counter() - start
+        return FinalizeReport(self.program.rank, str(self.program.layout), finalized, seconds)
+
     def prove(self, checkpoint: Checkpoint) -> tuple[Plan, Binding]:
         """Return the proved plan and its binding to the model; raises MapperError, and writes nothing."""
         plan = self.program.plan(checkpoint)
@@ -126,10 +175,33 @@ class Loader:
             max_shard_bytes=max_shard_bytes,
         )
 
-    def update(self, *, scope: Literal["all"] = "all") -> UpdateSession:
-        """Return a session that fills the model from a stream of (name, tensor)."""
-        assert scope == "all", f"a session over {scope!r} is not available"
-        return UpdateSession(self.program, self.model)
+    def update(
+        self,
+        *,
+        scope: ScopeArgument = "all",
+        version: object = None,
+        duplicates: Duplicates = "refuse",
+        lifetime: Lifetime = "buffer",
+        max_held_bytes: int = MAX_HELD_BYTES,
+        staged: bool = False,
+        digests: Mapping[str, int] | None = None,
+    ) -> UpdateSession:
+        """Return a session that fills the model, or a part of it, from a stream of (name, tensor).
+
+        `scope` is what `finish` asks to be complete: `all`, a list of modules or parameters (`*` is one segment of a name,
+        `**` any number), or the sources that will come, as a set of names, a mapping of names to headers (None where unknown)
+        or a checkpoint. `version` tells the update from others. `duplicates` says what a source that comes twice is: an
+        error, or a second value. Tensors are copied at once; only those that wait for another are kept, copied unless
+        `lifetime` is `owned`, and up to `max_held_bytes` of them. A staged update writes to shadows of the parameters, as
+        large as these, and to the parameters at `finish`. `digests` are checksums of whole tensors, as `combine_digests` gives
+        them; a tensor that has another is refused. Raises MapperError where the scope could not be finished.
+        """
+        settings = Settings(scope, version, duplicates, lifetime, max_held_bytes, staged, digests or {})
+        return UpdateSession(self.program, self.model, self._memory, settings)
+
+    def groups(self) -> tuple[tuple[str, ...], ...]:
+        """Return the names of the sources that must come in one update: values and the scales that they are multiplied by."""
+        return groups(self.program)
 
 
 def _divided(plan: Plan, binding: Binding) -> tuple[list[ByteRange], list[Step]]:

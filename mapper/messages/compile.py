@@ -200,4 +200,29 @@ MESSAGES: dict[str, Message] = {
         "An operation on values computes with numbers of the target's dtype, for one source at a time.",
         "Correct the operation, or add `cast`.",
     ),
+    "M350": Message(
+        "the step {step!r} reads {name!r}, which no rule and no step of this runtime writes",
+        "A step derives its output from targets that are loaded, or from the output of another step.",
+        "Correct the name, or give the step a `when` where the target does not always exist.",
+    ),
+    "M351": Message(
+        "two steps write {name!r}",
+        "Which of the two counted would depend on their order.",
+        "Give every index value an output of its own, or drop one of the steps.",
+    ),
+    "M352": Message(
+        "the step {step!r} writes {name!r}, which a rule loads",
+        "What a step derives would destroy what was loaded, and the next load would destroy what was derived.",
+        "Give the output another name, or load the source into an input of the step.",
+    ),
+    "M353": Message(
+        "steps wait for each other in a circle: {chain}",
+        "A step runs when its inputs are complete; in a circle none ever is.",
+        "Take one of the inputs away.",
+    ),
+    "M354": Message(
+        "the step {step!r} reads from {inside} and writes {outside}, and the program is cut to {prefix!r}",
+        "A program for one part of a model has only the steps that lie in that part.",
+        "Cut the program higher up.",
+    ),
 }

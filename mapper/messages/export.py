@@ -59,4 +59,19 @@ MESSAGES: dict[str, Message] = {
         "No rank writes before all ranks know that they can.",
         "Fix what that rank reports.",
     ),
+    "M712": Message(
+        "two copies of {name!r}{box} differ",
+        "A replicated element has one value; ranks, or slots of one rank, that differ have diverged.",
+        "Find out which copy is right, and load the other again.",
+    ),
+    "M713": Message(
+        "{name!r}{box} is on none of the ranks whose digests are combined",
+        "The checksum of a tensor adds up from all of its parts.",
+        "Combine the digests of all ranks of one layout.",
+    ),
+    "M714": Message(
+        "there is nothing yet to digest: nothing was loaded through this loader",
+        "Which tensors the parameters stand for is known from the headers of what was loaded.",
+        "Load or update the whole model first, or give the checkpoint (a manifest will do).",
+    ),
 }

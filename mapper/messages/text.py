@@ -155,6 +155,11 @@ MESSAGES: dict[str, Message] = {
         "A view names the factors of each axis in the order of the sources, then in the order of the target.",
         "Write for example `(head part width) in -> (part head width) in`.",
     ),
+    "M138": Message(
+        "in the operation of {step!r}: {problem}",
+        "The operations of a finalize step are small formulas over whole tensors; each is read before any tensor is there.",
+        "Correct the operation; docs/language.md lists them.",
+    ),
     "M140": Message(
         "there is no bundled spec or architecture named {name!r}",
         "A spec is found by its id, by an architecture it names, or by a path that ends in `.yaml`.",

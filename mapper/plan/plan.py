@@ -99,7 +99,8 @@ class Plan:
     """What one rank does with one checkpoint. `findings` is empty when the load is proved.
 
     Structure is what is proved: every element of every target is written once, is padding, or belongs to a kept target;
-    every source is used, lives elsewhere or is skipped by a named rule. What a value means is not.
+    every source is used, lives elsewhere or is skipped by a named rule. What a value means is not. `derived` names what
+    finalize steps write after the load.
     """
 
     rank: int
@@ -110,6 +111,7 @@ class Plan:
     keeps: tuple[SkipRule, ...]
     tensors: Mapping[str, TensorHeader]
     findings: tuple[Diagnostic, ...]
+    derived: tuple[SkipRule, ...] = ()
 
     def steps(self) -> Iterator[Step]:
         """Yield every copy of this rank, family by family; tied targets last."""
@@ -150,7 +152,14 @@ class Plan:
         return sum(num_bytes(target.dtype, target.shape) for target in own)
 
 
-def assemble(matching: Matching, share: Share, keeps: Sequence[SkipRule], tensors: Mapping[str, TensorHeader]) -> Plan:
+def assemble(
+    matching: Matching,
+    share: Share,
+    keeps: Sequence[SkipRule],
+    tensors: Mapping[str, TensorHeader],
+    *,
+    derived: tuple[SkipRule, ...] = (),
+) -> Plan:
     """Return the plan of one rank, with the findings of the checkpoint and of this rank's coverage."""
     findings: list[Diagnostic] = list(matching.findings)
     families = []
@@ -161,7 +170,7 @@ def assemble(matching: Matching, share: Share, keeps: Sequence[SkipRule], tensor
                 families.append(local)
     targets = _targets(families)
     _add_ties(targets, matching, share, findings)
-    return Plan(share.rank, share, matching, tuple(families), targets, tuple(keeps), tensors, tuple(findings))
+    return Plan(share.rank, share, matching, tuple(families), targets, tuple(keeps), tensors, tuple(findings), derived)
 
 
 def iter_steps(local: LocalFamily) -> Iterator[Step]:

@@ -50,7 +50,7 @@ def fit(plan: Plan, declared: Mapping[str, DeclaredTarget]) -> Fit:
         if model.storage not in filled:
             names.setdefault(model.storage, []).append(name)
     for storage, spelled in names.items():
-        keep = next((rule for rule in plan.keeps if any(map(rule.matches, spelled))), None)
+        keep = next((rule for rule in (*plan.keeps, *plan.derived) if any(map(rule.matches, spelled))), None)
         if keep is None:
             findings.append(_unfilled(plan, storage, declared[storage]))
         else:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from mapper.diagnostics import Diagnostic, Place, finding
 from mapper.expressions import Expression
 from mapper.messages.suggest import did_you_mean
-from mapper.spec.check_rules import RuleContext, iter_item_findings, iter_operation_findings
+from mapper.spec.check_rules import RuleContext, iter_item_findings
+from mapper.spec.finalize import step_expressions
 from mapper.spec.model import (
     ConfigKey,
     Count,
@@ -125,8 +126,8 @@ def _iter_runtime_findings(runtime: Runtime, spec: Spec, used: set[str]) -> Iter
     for step in runtime.finalize:
         for pattern in (*step.inputs, step.output):
             yield from iter_pattern_findings(pattern, scope, step.place)
-        yield from iter_name_findings(step.when, scope, step.place)
-        yield from iter_operation_findings(step.do, scope)
+        for expression in step_expressions(step):
+            yield from iter_name_findings(expression, scope, step.place)
     yield from iter_item_findings(runtime.rules, RuleContext.of_runtime(runtime, spec, scope, used))
 
 

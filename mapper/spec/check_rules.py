@@ -9,7 +9,7 @@ from mapper.diagnostics import Diagnostic, Place, finding
 from mapper.messages.suggest import did_you_mean
 from mapper.pattern import Pattern
 from mapper.spec.check_operations import iter_value_operation_findings
-from mapper.spec.model import Format, Group, Item, Operations, Rule, Runtime, Shard, Source, SourceAlternative, Spec
+from mapper.spec.model import Format, Group, Item, Rule, Runtime, Shard, Source, SourceAlternative, Spec
 from mapper.spec.scope import (
     BASE_AXES,
     LEAF,
@@ -58,13 +58,6 @@ def iter_item_findings(items: tuple[Item, ...], context: RuleContext) -> Iterato
             yield from _iter_group_findings(item, context)
         else:
             yield from _iter_rule_findings(item, context)
-
-
-def iter_operation_findings(operations: Operations | None, scope: Scope) -> Iterator[Diagnostic]:
-    """Yield unknown names in the sizes of operations."""
-    for each in (each for listed in (operations or {}).values() for each in listed):
-        for size in each.sizes.values():
-            yield from iter_name_findings(size, scope, each.place)
 
 
 def _iter_group_findings(group: Group, context: RuleContext) -> Iterator[Diagnostic]:

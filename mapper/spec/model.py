@@ -173,20 +173,6 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
-    """One step of `do`: an op by name, what it is given, and the sizes its formula leaves open."""
-
-    name: str
-    argument: str
-    sizes: Mapping[str, Expression]
-    place: Place
-
-
-# The operations of each leaf by name; those under the empty name are for every leaf.
-Operations = Mapping[str, tuple[Operation, ...]]
-
-
-@dataclass(frozen=True, slots=True)
 class Formula:
     """`(head part width) in -> (part head width) in`: the factors of each axis on both sides; a bare dim is one factor.
 
@@ -327,12 +313,44 @@ class Mesh:
 
 
 @dataclass(frozen=True, slots=True)
+class StepFormula:
+    """The factors of each axis before, and the names of the axes after: `mix (stream hidden) -> mix hidden`.
+
+    A factor that the right side lacks is summed over. Whole numbers are factors of that size.
+    """
+
+    left: tuple[tuple[str, ...], ...]
+    right: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepOperation:
+    """One operation of a finalize step. What it does not use is empty.
+
+    `formula` is that of a view or a sum, `ranges` are those of a take by axis, `arguments` the dtype of a cast or the blocks
+    of a dequantisation, `function` is what is called, and `sizes` are the further keys.
+    """
+
+    name: Literal["view", "sum", "take", "cast", "dequantize", "call"]
+    formula: StepFormula | None
+    ranges: Mapping[str, tuple[Expression, ...]]
+    arguments: tuple[Expression, ...]
+    function: str
+    sizes: Mapping[str, Expression]
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
 class Finalize:
+    """A step that derives `output` from loaded targets; `consumes` marks one that destroys its inputs."""
+
     id: str
     inputs: tuple[Pattern, ...]
     output: Pattern
-    kind: str | None
-    do: Operations | None
+    kind: Literal["attribute", "buffer", "parameter"]
+    do: tuple[StepOperation, ...]
+    consumes: bool
+    restore: str
     when: Expression | None
     place: Place
 

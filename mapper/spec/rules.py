@@ -12,8 +12,6 @@ from mapper.spec.model import (
     Dim,
     Group,
     Item,
-    Operation,
-    Operations,
     Rule,
     Shard,
     Source,
@@ -24,7 +22,6 @@ from mapper.spec.operations import parse_value_operations
 from mapper.spec.scalars import (
     Findings,
     boolean,
-    expression,
     expressions_of,
     items_of,
     optional_expression,
@@ -37,21 +34,11 @@ from mapper.spec.scalars import (
 from mapper.yaml_source import Entry, Mapping, Node, Scalar, Sequence
 
 EMPTY = parse_pattern("")
-OPERATION_NAMES = ("view", "sum", "call")
 
 
 def parse_items(node: Node | None, findings: Findings) -> tuple[Item, ...]:
     """Return the rules and groups of a list, in order."""
     return tuple(item for each in items_of(node) for item in _iter_items(require_mapping(each), findings))
-
-
-def parse_operations(node: Node | None, findings: Findings) -> Operations | None:
-    """Return the operations of a `do` key, by leaf."""
-    if node is None:
-        return None
-    if isinstance(node, Sequence):
-        return {"": _operations(node, findings)}
-    return {entry.name: _operations(entry.value, findings) for entry in require_mapping(node).entries}
 
 
 def _iter_items(node: Mapping, findings: Findings) -> Iterator[Item]:
@@ -227,16 +214,6 @@ def _axis(node: Node) -> str | None:
     """Return the axis of a dim or part; null is a part that every rank holds whole."""
     scalar = require_scalar(node)
     return None if scalar.value is None else scalar.text
-
-
-def _operations(node: Node, findings: Findings) -> tuple[Operation, ...]:
-    return tuple(_operation(require_mapping(each), findings) for each in items_of(node))
-
-
-def _operation(node: Mapping, findings: Findings) -> Operation:
-    name = next(entry.name for entry in node.entries if entry.name in OPERATION_NAMES)
-    sizes = {entry.name: expression(entry.value, findings) for entry in node.entries if entry.name != name}
-    return Operation(name, text_of(node.get(name)), sizes, node.place)
 
 
 def _optional_text(node: Node | None) -> str | None:

@@ -7,10 +7,11 @@ from collections.abc import Mapping as Values
 from mapper.diagnostics import Place, finding
 from mapper.expressions import Expression
 from mapper.messages.suggest import did_you_mean, nearest
+from mapper.spec.finalize import parse_steps
 from mapper.spec.formats import parse_formats
-from mapper.spec.model import Count, Finalize, Keep, Mesh, Requirement, Runtime, Skip, Versions
+from mapper.spec.model import Count, Keep, Mesh, Requirement, Runtime, Skip, Versions
 from mapper.spec.names import parse_indices, parse_lets
-from mapper.spec.rules import parse_items, parse_operations
+from mapper.spec.rules import parse_items
 from mapper.spec.scalars import (
     Findings,
     expression,
@@ -63,7 +64,7 @@ def _runtime(entry: Entry, presets: Presets, findings: Findings) -> Runtime:
         skip=tuple(_skip(require_mapping(each), findings) for each in items_of(node.get("skip"))),
         keep=tuple(_keep(require_mapping(each), findings) for each in items_of(node.get("keep"))),
         rules=parse_items(node.get("rules"), findings),
-        finalize=tuple(_finalize(require_mapping(each), findings) for each in items_of(node.get("finalize"))),
+        finalize=parse_steps(node.get("finalize"), findings),
         place=entry.key.place,
     )
 
@@ -137,17 +138,3 @@ def _keep(node: Mapping, findings: Findings) -> Keep:
     pattern = pattern_of(target, findings, wildcards=True)
     when = optional_expression(node.get("when"), findings)
     return Keep(pattern, text_of(node.get("why")), when, text_of(node.get("id")), target.place)
-
-
-def _finalize(node: Mapping, findings: Findings) -> Finalize:
-    output, kind = node.get("output"), node.get("kind")
-    assert output is not None, "the schema requires output"
-    return Finalize(
-        id=text_of(node.get("id")),
-        inputs=tuple(pattern_of(each, findings) for each in items_of(node.get("inputs"))),
-        output=pattern_of(output, findings),
-        kind=None if kind is None else text_of(kind),
-        do=parse_operations(node.get("do"), findings),
-        when=optional_expression(node.get("when"), findings),
-        place=node.place,
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Container, Hashable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -58,12 +58,16 @@ def _storage(tensor: torch.Tensor) -> Hashable:
     return tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
 
 
-def bind(program: Program, plan: Plan, model: Model) -> Binding:
-    """Return the binding of the program's plan to the model; raises MapperError with everything that does not fit."""
+def bind(program: Program, plan: Plan, model: Model, *, only: Container[str] | None = None) -> Binding:
+    """Return the binding of the program's plan to the model; raises MapperError with everything that does not fit.
+
+    `only` are the targets that the plan is about, where it is not about all of the model: others may be unfilled.
+    """
     tensors = model_tensors(model)
     declared = declare(tensors)
     fitted = fit(plan, declared)
-    findings = with_options(program, plan.tensors, declared, fitted.findings)
+    concerned = [each for each in fitted.findings if each.code != "M530" or only is None or each.subject in only]
+    findings = with_options(program, plan.tensors, declared, concerned)
     owners: dict[str, str] = {}
     copied = {}
     for target in plan.targets.values():
@@ -91,7 +95,7 @@ def _meta_findings(plan: Plan, tensors: Mapping[str, torch.Tensor], model: Model
         findings += [
             finding("M603", subject=name, name=name)
             for name, buffer in model.named_buffers()
-            if buffer.is_meta and name not in tensors
+            if buffer.is_meta and name not in tensors and not any(rule.matches(name) for rule in plan.derived)
         ]
     return findings
 

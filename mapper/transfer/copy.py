@@ -109,15 +109,26 @@ def woven_target(target: torch.Tensor, weaves: Sequence[Weave | None]) -> torch.
 
 
 def _copy(view: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy with repetition: split the longer axes of the view in (elements, repeats), which needs no buffer."""
-    for dim in reversed(range(view.dim())):
-        size, given = view.shape[dim], source.shape[dim]
-        if size != given:
-            assert given, f"nothing of {tuple(source.shape)} fills {tuple(view.shape)}"
-            assert size % given == 0, f"{tuple(view.shape)} from {tuple(source.shape)}"
-            view = view.view(*view.shape[:dim], given, size // given, *view.shape[dim + 1 :])
-            source = source.unsqueeze(dim + 1)
+    view, axes = aligned(view, tuple(source.shape))
+    for axis in axes:
+        source = source.unsqueeze(axis)
     view.copy_(source)
+
+
+def aligned(view: torch.Tensor, sizes: tuple[int, ...]) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """Return the view that a source of these sizes is copied to, and the axes that the source gets in turn before.
+
+    A longer axis of the view is split in (elements, repeats), so that a repetition needs no buffer.
+    """
+    axes = []
+    for dim in reversed(range(view.dim())):
+        size, given = view.shape[dim], sizes[dim]
+        if size != given:
+            assert given, f"nothing of {sizes} fills {tuple(view.shape)}"
+            assert size % given == 0, f"{tuple(view.shape)} from {sizes}"
+            view = view.view(*view.shape[:dim], given, size // given, *view.shape[dim + 1 :])
+            axes.append(dim + 1)
+    return view, tuple(axes)
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -144,12 +155,12 @@ def fill_padding(tensors: Mapping[str, torch.Tensor], padding: Iterable[tuple[st
         if value:
             view.fill_(value)
         else:
-            _as_bytes(view).zero_()
+            as_bits(view).zero_()
         written += view.numel() * view.element_size()
     return written
 
 
-def _as_bytes(view: torch.Tensor) -> torch.Tensor:
+def as_bits(view: torch.Tensor) -> torch.Tensor:
     """Return the view as whole numbers of the same width: zero is all bits zero in every dtype, also where torch fills none."""
     widths = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return view.view(widths[view.element_size()])

@@ -46,10 +46,13 @@ JUDGES: dict[str, tuple[str, ...]] = {
     "mapper/compiler/families.py": ("tests/test_families.py", *RULES),
     "mapper/compiler/disk.py": ("tests/test_disk.py", *RULES),
     "mapper/compiler/mesh.py": ("tests/test_mesh.py", *RULES),
+    "mapper/compiler/finalize.py": ("tests/test_finalize.py", *RULES),
     "mapper/compiler/*.py": RULES,
     "mapper/plan/geometry.py": ("tests/test_geometry.py", "tests/test_geometry_grids.py", *RULES),
     "mapper/plan/matching.py": ("tests/test_matching.py", *RULES),
     "mapper/plan/targets.py": ("tests/test_targets.py", *RULES),
+    "mapper/plan/derived.py": ("tests/test_finalize.py", *RULES),
+    "mapper/plan/digest.py": ("tests/test_digest.py",),
     "mapper/plan/*.py": RULES,
 }
 """The test files that judge a module: its own first, then the few quick ones that put it to use. The first fit decides."""

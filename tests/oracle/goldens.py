@@ -178,14 +178,15 @@ def compare(
 ) -> list[str]:
     """Return one sentence per difference between `tensors` and what vLLM's load left on the rank.
 
-    `tensors` has every parameter by name; aliases may be there too and are compared as the parameter they name. Where vLLM
-    left a part of a parameter alone, `untouched` says what is expected in that part, for all parameters or by name:
+    `tensors` has every parameter by name, and what the load creates beside them; aliases may be there too and are compared as
+    the parameter they name. Where vLLM left a part of a parameter alone, `untouched` says what is expected in that part, for
+    all parameters or by name:
 
     - "sentinel": nothing was written; `tensors` were filled with the sentinel before the load (see `sentinel_tensors`);
     - "init": the values of vLLM's constructor;
     - "any": whatever; only the elements that vLLM wrote are compared.
     """
-    expected = {param.name: param for param in rank.params}
+    expected = {param.name: param for param in (*rank.params, *rank.extra)}
     expected |= {alias: expected[name] for alias, name in rank.aliases}
     aliases = {alias for alias, _ in rank.aliases}
     differences = [f"{name}: missing" for name in expected if name not in tensors and name not in aliases]
