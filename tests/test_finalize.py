@@ -384,6 +384,32 @@ def test_step_whose_other_input_was_never_filled_is_refused() -> None:
     assert loader.finalize(changed=["a", "b"]).finalized == (Finalized("s", "d"),)
 
 
+def test_step_that_failed_and_those_behind_it_run_when_asked_again() -> None:
+    is_broken = [False]
+
+    @register("tests.fragile")
+    def fragile(tensor: torch.Tensor) -> torch.Tensor:
+        if is_broken[0]:
+            raise KeyError("fragile")
+        return tensor + 1
+
+    steps = (
+        copying("first", "a", "d"),
+        "{id: second, inputs: [d], output: e, do: [{call: tests.fragile}]}",
+        copying("third", "e", "f"),
+    )
+    model = {name: numbers(2) for name in "abc"}
+    loader = Loader(stepped(*steps), model)
+    assert len(loader.finalize().finalized) == 3
+    model["a"].fill_(3)
+    is_broken[0] = True
+    with pytest.raises(KeyError, match="fragile"):
+        loader.finalize(changed=["a"])
+    is_broken[0] = False
+    assert [each.output for each in loader.finalize().finalized] == ["e", "f"]
+    assert model["f"].tolist() == [14, 14]
+
+
 def test_step_exists_where_when_holds_and_all_inputs_are_held() -> None:
     step = "{id: s, inputs: ['w.{layer}', 'v.{layer}'], output: 'd.{layer}', when: layer > 0, do: [{call: 'torch:add'}]}"
     rules = "{target: 'w.{layer}'}\n      - {target: 'v.{layer}', when: layer < 3}"

@@ -84,6 +84,7 @@ class Graph:
 
     def _run(self, steps: list[DerivedStep]) -> tuple[Finalized, ...]:
         self._require_complete(steps)
+        self._current -= {step.output for step in steps}  # should one fail, it and those behind it have yet to run
         trace = []
         with torch.no_grad():
             for step in steps:
