@@ -343,6 +343,20 @@ def test_a_rule_under_an_option_is_reached_by_turning_it_over():
     assert lint(spec_of("      - target: odd.weight\n        when: is_odd\n")) == ()
 
 
+def test_a_rule_under_two_options_is_reached_by_a_case_that_pins_both():
+    rules, case = (
+        "      - target: odd.weight\n        when: is_odd and is_red\n",
+        CASE.format(config=json.dumps(CONFIG), runtime="vllm"),
+    )
+    head = HEAD.replace("  is_flipped:", "  is_red: {default: false}\n  is_flipped:")
+    both = case + "    options: {is_flipped: true, is_red: true}\n"
+    found = []
+    for pinned in (case, both):
+        node = parse_text(head + rules + pinned, file="tiny.yaml")
+        found.append([each.code for each in lint(parse_spec(merge(None, node), builtin=read_builtin()))])
+    assert found == [["M814"], []]
+
+
 def test_a_rule_under_an_option_that_is_not_executed_yet_is_no_finding():
     rules = (
         "      - target: odd.weight\n        when: is_odd\n        cast: float32\n"

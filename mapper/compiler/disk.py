@@ -9,11 +9,14 @@ from mapper.diagnostics import MapperError, Place, finding
 from mapper.plan.family import Axis, DiskLayout
 
 
-def disk_layout(axes: tuple[Axis, ...], stored: tuple[StoredAxis, ...], part: int | None, place: Place) -> DiskLayout:
+def disk_layout(
+    axes: tuple[Axis, ...], stored: tuple[StoredAxis, ...], part: int | None, place: Place, *, is_bitcast: bool = False
+) -> DiskLayout:
     """Return the layout of the source of one part (None: of all parts) whose axes on disk are `stored`.
 
     `[in, out]` for a target `[out, in]` is a transposition, `[out, in / 32, 16]` for `[out, in / 2]` one axis in two,
-    `(expert out)` two axes in one, `[out / 128]` for `[out / 32]` a grid whose elements are repeated.
+    `(expert out)` two axes in one, `[out / 128]` for `[out / 32]` a grid whose elements are repeated, `[out, in / 32]` for a
+    bitcast `[out, in / 128]` four elements whose bytes are one of the target's.
     """
     shape: list[int] = []
     viewed: list[int] = []
@@ -36,6 +39,11 @@ def disk_layout(axes: tuple[Axis, ...], stored: tuple[StoredAxis, ...], part: in
     missing = [axis.dim for position, axis in enumerate(axes) if position not in order]
     if missing:
         raise MapperError([finding("M316", place=place, problem=f"the axes on disk lack the dim {missing[0]!r}")])
+    packed = 1
+    if is_bitcast and axes and order[len(axes) - 1] == len(viewed) - 1:
+        packed = _packed(axes[-1], divisors[-1], place)
+        viewed[-1] //= packed
+        divisors[-1] *= packed
     for axis, divisor in zip(axes, divisors, strict=True):
         if divisor % axis.divisor:
             problem = f"{axis.dim!r} has one element per {divisor} on disk and one per {axis.divisor} in the target: too coarse"
@@ -43,12 +51,26 @@ def disk_layout(axes: tuple[Axis, ...], stored: tuple[StoredAxis, ...], part: in
         if axis.view is not None and divisor != axis.divisor:
             problem = f"it has one element per {divisor} on disk and one per {axis.divisor} in the target"
             raise MapperError([finding("M340", place=place, formula=axis.view.text, dim=axis.dim, problem=problem)])
-    return DiskLayout(tuple(shape), tuple(viewed), tuple(order[position] for position in range(len(axes))), tuple(divisors))
+    turned = tuple(order[position] for position in range(len(axes)))
+    return DiskLayout(tuple(shape), tuple(viewed), turned, tuple(divisors), packed)
 
 
 def below_stack(disk: DiskLayout, count: int) -> DiskLayout:
     """Return the layout of a tensor that holds `count` such sources along its first axis."""
-    return DiskLayout((count, *disk.shape), (count, *disk.viewed), (0, *(each + 1 for each in disk.order)), (1, *disk.divisors))
+    order, divisors = (0, *(each + 1 for each in disk.order)), (1, *disk.divisors)
+    return DiskLayout((count, *disk.shape), (count, *disk.viewed), order, divisors, disk.packed)
+
+
+def _packed(axis: Axis, divisor: int, place: Place) -> int:
+    """Return how many stored elements are one of the target's along its last axis; raises MapperError where one is not full."""
+    packed, rest = divmod(axis.divisor, divisor)
+    if rest or packed <= 1:
+        return 1
+    partial = next((size for size in axis.parts if size % axis.divisor), None)
+    if partial is not None:
+        problem = f"{axis.dim!r} has {partial} elements, and one element of the target holds the bytes of {axis.divisor}"
+        raise MapperError([finding("M316", place=place, problem=problem)])
+    return packed
 
 
 def _append_fixed(

@@ -297,7 +297,8 @@ def _stored_source(
     template = bound(flat.source(source.pattern), flat.names, domains, source.place, {LEAF: leaf_name})
     stack = flat.rule.stack[0][0] if flat.rule.stack else None
     holds_stack = stack is not None and stack not in template.indices
-    disk = disk_layout(leaf.axes, stored, part, place) if leaf.axes is not None else None
+    is_bitcast = leaf.conversion is not None and leaf.conversion.by == "bitcast"
+    disk = disk_layout(leaf.axes, stored, part, place, is_bitcast=is_bitcast) if leaf.axes is not None else None
     if disk is not None and holds_stack:
         assert stack is not None
         disk = below_stack(disk, len(context.domains[stack]))

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import torch
 
 from mapper.diagnostics import MapperError, finding
-from mapper.export.invert import Parameters, Part, parts_by_source, stored_values
+from mapper.export.invert import Parameters, Part, is_packed, parts_by_source, stored_values
 from mapper.ops.dtypes import torch_name
 from mapper.plan.digest import Digest, Region, Strided, tell
 from mapper.plan.plan import Plan
 from mapper.regions import whole
-from mapper.transfer.copy import view_of, viewed, woven_source
+from mapper.transfer.copy import beside_packed, view_of, viewed, woven_source
 from mapper.transfer.digest import digest_part, digest_tensor
 
 
@@ -62,8 +62,8 @@ def _region(part: Part, seen: torch.Tensor) -> tuple[Region, torch.Tensor]:
     step = part.step
     places = view_of(seen, step.source_box)
     if not step.weaves:
-        return step.source_box, places
-    places = woven_source(places, step.weaves)
+        return (*step.source_box, *whole(tuple(seen.shape[len(step.source_box) :]))), places
+    places = woven_source(places, beside_packed(step.weaves) if is_packed(step) else step.weaves)
     axes = sorted((stride, size) for stride, size in zip(places.stride(), places.shape, strict=True) if size > 1)
     sizes, strides = tuple(size for _, size in axes), tuple(stride for stride, _ in axes)
     return Strided(int(places.storage_offset()), sizes, strides), places

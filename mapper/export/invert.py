@@ -11,9 +11,10 @@ from mapper.checkpoint import TensorHeader
 from mapper.diagnostics import Diagnostic, finding
 from mapper.ops.dtypes import torch_name
 from mapper.plan.plan import Plan, Step
+from mapper.plan.weave import Weave
 from mapper.regions import Box, spell, uncovered, whole
 from mapper.transfer.compute import undone
-from mapper.transfer.copy import view_of, viewed, woven_source, woven_target
+from mapper.transfer.copy import beside_packed, unpacked, view_of, viewed, woven_source, woven_target
 
 Parameters = Mapping[str, torch.Tensor]
 
@@ -43,6 +44,7 @@ def rebuilt(name: str, header: TensorHeader, parts: Sequence[Part]) -> tuple[tor
     tensor = torch.empty(header.shape, dtype=getattr(torch, dtype))
     reading = parts[0].step.reading
     seen = tensor if reading is None or reading.disk is None else viewed(tensor, reading.disk)
+    shape = tuple(seen.shape)[: len(parts[0].step.source_box)]
     findings: list[Diagnostic] = []
     done: list[Box] = []
     written = torch.zeros(seen.shape, dtype=torch.bool) if any(part.step.weaves for part in parts) else None
@@ -52,7 +54,8 @@ def rebuilt(name: str, header: TensorHeader, parts: Sequence[Part]) -> tuple[tor
         before = None if written is None else view_of(written, step.source_box)
         if step.weaves:
             assert before is not None
-            view, before = woven_source(view, step.weaves), woven_source(before, step.weaves)
+            weaves = beside_packed(step.weaves) if is_packed(step) else step.weaves
+            view, before = woven_source(view, weaves), woven_source(before, weaves)
         values, fault = stored_values(name, part, tensor.dtype, tuple(view.shape))
         if fault is not None:
             return None, [fault]
@@ -65,9 +68,14 @@ def rebuilt(name: str, header: TensorHeader, parts: Sequence[Part]) -> tuple[tor
         if before is not None:
             before.fill_(True)
     if written is not None:
-        done = [] if not written.all() else [whole(seen.shape)]
-    findings += _missing(name, tuple(seen.shape), done)
+        done = [] if not written.all() else [whole(shape)]
+    findings += _missing(name, shape, done)
     return (None if findings else tensor), findings
+
+
+def is_packed(step: Step) -> bool:
+    """Whether the source as the step sees it has an axis more, of elements that are one of the target's."""
+    return step.reading is not None and step.reading.packed > 1
 
 
 def _agree(view: torch.Tensor, values: torch.Tensor, before: torch.Tensor | None) -> bool:
@@ -87,8 +95,11 @@ def stored_values(
     values = view_of(part.target.detach(), step.target_box)
     if values.dim() == len(step.source_box) + 1:
         values = values.squeeze(0)
-    if step.weaves:
-        values = woven_target(values, step.weaves)
+    weaves: Sequence[Weave | None] = step.weaves
+    if is_packed(step):
+        values, weaves = unpacked(values, dtype), beside_packed(weaves)
+    if weaves:
+        values = woven_target(values, weaves)
     values, is_equal = _unrepeated(values, sizes)
     if not is_equal:
         return None, finding("M706", subject=name, name=name, target=step.target)

@@ -70,10 +70,15 @@ class Attempts:
 
 
 def attempt_all(spec: Spec) -> Attempts:
-    """Compile a spec with its configs and those of its cases, with each boolean option turned over once."""
+    """Compile a spec with its configs and those of its cases, with each boolean option turned over once.
+
+    Several options together are taken from the cases that pin them.
+    """
     configs: dict[str, Mapping[str, object]] = dict(configs_for(spec))
     configs |= {json.dumps(case.config): case.config for case in spec.cases if not isinstance(case.config, str)}
     flipped = [{name: not option.default} for name, option in spec.options.items() if isinstance(option.default, bool)]
+    together = [dict(case.options) for case in spec.cases if len(case.options) > 1]
+    flipped += [options for at, options in enumerate(together) if options not in together[:at]]
     attempts = [
         _attempt(spec, name, config, runtime, Layout.parse(text), options)
         for name, config in configs.items()

@@ -59,6 +59,12 @@ MESSAGES: dict[str, Message] = {
         "Correct the config where the model is not tied (tie_word_embeddings: false); to load without the copy, give a skip of "
         "your own: --skip NAME --why TEXT.",
     ),
+    "M512": Message(
+        "{name!r} has the dtype {found}: elements on disk for one of the target are {packed}, of {bits} bits in all, and the "
+        "bitcast is to {dtype}, of {expected}",
+        "A bitcast keeps all bits. Several elements become one where the format's `stored` has a finer last axis than `dims`.",
+        "Check the checkpoint, then the format's `bitcast`, `dims` and `stored`.",
+    ),
     "M520": Message(
         "{box} of {target} (shape {shape} on rank {rank}) is written by no source",
         "Coverage is decided by region: what is not written would stay random.",

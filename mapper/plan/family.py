@@ -92,13 +92,15 @@ class DiskLayout:
     """How a source lies on disk: its shape there, the shape it is viewed as, and where each axis of the target is in that.
 
     `divisors` are the logical elements per stored element along each axis of the target; where the target's grid is
-    finer, each stored element is repeated.
+    finer, each stored element is repeated. `packed` stored elements, one after the other along the last axis, are the bytes
+    of one of the target: shapes in the target's order count them as one.
     """
 
     shape: tuple[int, ...]
     viewed: tuple[int, ...]
     order: tuple[int, ...]
     divisors: tuple[int, ...]
+    packed: int = 1
 
     @property
     def seen(self) -> tuple[int, ...]:

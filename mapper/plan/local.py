@@ -47,6 +47,11 @@ class Reading:
     values: tuple[ValueOp, ...] = ()
     whole: tuple[int, ...] | None = None
 
+    @property
+    def packed(self) -> int:
+        """How many stored elements are the bytes of one of the target."""
+        return 1 if self.disk is None else self.disk.packed
+
 
 class Move(NamedTuple):
     """A box of a source, the box of a target that it fills, and the weaves between their axes (empty: none)."""

@@ -13,7 +13,7 @@ from itertools import product
 
 from mapper.checkpoint import TensorHeader
 from mapper.diagnostics import Diagnostic, finding
-from mapper.ops.dtypes import COMPUTED_DTYPES, torch_name
+from mapper.ops.dtypes import BITS, COMPUTED_DTYPES, torch_name
 from mapper.pattern import IndexValue, instantiate
 from mapper.plan.family import Axis, DiskLayout, Family, SkipRule, SourceFamily
 
@@ -187,6 +187,9 @@ def _match_family(
             if allowed and header[0] not in allowed:
                 refused.add(name)
                 wrong.append(_wrong_dtype(family, name, allowed, header))
+            elif not fits_bitcast(family, source, header[0]):
+                refused.add(name)
+                wrong.append(_wrong_width(family, source, name, header))
             if computes and header[0] not in COMPUTED_DTYPES:
                 refused.add(name)
                 do = ", ".join(family.do)
@@ -294,6 +297,24 @@ def _spell_axis(axis: Axis, size: int) -> str:
 def _wrong_dtype(family: Family, name: str, allowed: frozenset[str], header: TensorHeader) -> Diagnostic:
     expected = " or ".join(f"{each} ({torch_name(each)})" for each in sorted(allowed))
     return finding("M504", place=family.rule.place, subject=name, name=name, expected=expected, found=header.dtype)
+
+
+def fits_bitcast(family: Family, source: SourceFamily, dtype: str) -> bool:
+    """Return whether an element of the target has as many bits as the stored ones that it is made of by a bitcast, if it is."""
+    conversion = family.conversion
+    if conversion is None or conversion.by == "cast" or source.disk is None or source.scale_of is not None:
+        return True
+    return BITS[dtype] * source.disk.packed == BITS[conversion.dtype] and (source.disk.packed == 1 or not BITS[dtype] % 8)
+
+
+def _wrong_width(family: Family, source: SourceFamily, name: str, header: TensorHeader) -> Diagnostic:
+    assert family.conversion is not None
+    assert source.disk is not None
+    to, packed = family.conversion.dtype, source.disk.packed
+    return finding(
+        "M512", place=family.rule.place, subject=name, name=name, found=header.dtype, packed=packed,
+        bits=BITS[header.dtype] * packed, dtype=torch_name(to), expected=BITS[to],
+    )  # fmt: skip
 
 
 def _unlike_copies(

@@ -47,10 +47,11 @@ class Step(NamedTuple):
         if self.reading is not None and self.reading.whole is not None:
             return self.reading.whole
         sizes = shape_of(self.source_box)
-        if not self.weaves:
-            return sizes
-        woven = zip(sizes, self.weaves, strict=True)
-        return tuple(size if weave is None else weave.num_read for size, weave in woven)
+        if self.weaves:
+            woven = zip(sizes, self.weaves, strict=True)
+            sizes = tuple(size if weave is None else weave.num_read for size, weave in woven)
+        packed = 1 if self.reading is None else self.reading.packed
+        return sizes if packed == 1 else (*sizes, packed)
 
     @property
     def num_written(self) -> int:

@@ -8,7 +8,7 @@ import torch
 
 from mapper.regions import whole
 from mapper.session.intake import Part
-from mapper.transfer.copy import as_bits, copy_box, read_as, values_of, view_of, viewed
+from mapper.transfer.copy import as_bits, beside_packed, copy_box, read_as, unpacked, values_of, view_of, viewed
 
 
 def copy_changed(part: Part, tensor: torch.Tensor, mask: torch.Tensor | None, targets: Mapping[str, torch.Tensor]) -> None:
@@ -22,10 +22,12 @@ def copy_changed(part: Part, tensor: torch.Tensor, mask: torch.Tensor | None, ta
     read = read_as(tensor, part.reading)
     for write in part.writes:
         move = write.move
-        region = view_of(targets[write.target], move.target)
+        region, reading, weaves = view_of(targets[write.target], move.target), part.reading, move.weaves
+        if reading is not None and reading.packed > 1:
+            region, reading, weaves = unpacked(region, read.dtype), None, tuple(beside_packed(weaves))
         values, where = region.clone(), torch.zeros(region.shape, dtype=torch.bool, device=region.device)
-        copy_box(values, whole(region.shape), values_of(read, move.source, part.reading), part.reading, move.weaves)
-        copy_box(where, whole(region.shape), view_of(changed, move.source), None, move.weaves)
+        copy_box(values, whole(region.shape), values_of(read, move.source, part.reading), reading, weaves)
+        copy_box(where, whole(region.shape), view_of(changed, move.source), None, weaves)
         bits = as_bits(region)
         bits.copy_(torch.where(where, as_bits(values), bits))
 

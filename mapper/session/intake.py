@@ -19,7 +19,7 @@ from mapper.pattern import IndexValue
 from mapper.plan.family import Family
 from mapper.plan.geometry import Piece
 from mapper.plan.local import LocalShape, Move, Reading, local_shape, placed, reading_of, source_pieces
-from mapper.plan.matching import match
+from mapper.plan.matching import fits_bitcast, match
 from mapper.plan.plan import Step
 from mapper.plan.targets import DeclaredTarget
 from mapper.regions import Box, shape_of, volume, whole
@@ -240,7 +240,7 @@ class Intakes:
         if position == claim.position and not any(each.scale_of == position for each in sources):
             intake = self._intake(claim)
             writes = self._writes(claim, intake, tuple(tensor.shape))
-            if intake.reading is None or not intake.reading.values:
+            if intake.reading is None or not (intake.reading.values or intake.reading.packed > 1):
                 shape = _shape_read(tensor, intake.reading)
                 writes = [write if write.move.weaves else self._plain(write, shape) for write in writes]
             conversion = family.conversion
@@ -309,6 +309,7 @@ class Intakes:
             family.refusal
             or (source.disk is not None and header.shape != source.disk.shape)
             or (source.dtypes and header.dtype not in source.dtypes)
+            or not fits_bitcast(family, source, header.dtype)
             or (family.values and header.dtype not in COMPUTED_DTYPES)
         ):
             one = replace(source, domains={index: (value,) for index, value in claim.bindings.items()})
@@ -393,7 +394,7 @@ def range_faults(route: Route, name: str, tensor: torch.Tensor, targets: Mapping
 
 
 def _num_read(move: Move, reading: Reading | None) -> int:
-    if not move.weaves and (reading is None or reading.whole is None):
+    if not move.weaves and (reading is None or (reading.whole is None and reading.packed == 1)):
         return volume(move.source)
     return prod(Step("", move.source, "", move.target, reading, None, move.weaves).shape_read)
 

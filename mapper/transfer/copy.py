@@ -24,19 +24,32 @@ def view_of(tensor: torch.Tensor, box: Box) -> torch.Tensor:
 
 
 def read_as(source: torch.Tensor, reading: Reading | None) -> torch.Tensor:
-    """Return the source with its axes and its bit pattern as the target has them; a view, whatever lies on disk."""
+    """Return the source with its axes and its bit pattern as the target has them; a view, whatever lies on disk.
+
+    Elements that are packed keep their dtype, and have an axis of their own, the last: it is the target that is seen as they
+    are, for its storage is aligned and has any strides.
+    """
     if reading is None:
         return source
     if reading.disk is not None:
         source = viewed(source, reading.disk)
-    if reading.conversion is not None and reading.conversion.by == "bitcast":
+    if reading.packed == 1 and reading.conversion is not None and reading.conversion.by == "bitcast":
         source = source.view(_dtype(reading.conversion.dtype))
     return source
 
 
 def viewed(source: torch.Tensor, disk: DiskLayout) -> torch.Tensor:
     """Return the source with its axes in the order of the target's; a view, whatever lies on disk."""
-    return source if disk.is_plain else source.reshape(disk.viewed).permute(disk.order)
+    if disk.is_plain:
+        return source
+    if disk.packed == 1:
+        return source.reshape(disk.viewed).permute(disk.order)
+    return source.reshape(*disk.viewed, disk.packed).permute(*disk.order, len(disk.order))
+
+
+def unpacked(target: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a view of the target with an axis more, the last: the elements of the narrower `dtype` that each of its is."""
+    return target.unsqueeze(-1).view(dtype)
 
 
 def values_of(source: torch.Tensor, box: Box, reading: Reading | None, scales: torch.Tensor | None = None) -> torch.Tensor:
@@ -58,6 +71,11 @@ def values_of(source: torch.Tensor, box: Box, reading: Reading | None, scales: t
     return values
 
 
+def beside_packed(weaves: Sequence[Weave | None]) -> Sequence[Weave | None]:
+    """Return the weaves with an entry for the last axis, that of packed elements."""
+    return (*weaves, None) if weaves else ()
+
+
 def copy_box(
     target: torch.Tensor,
     target_box: Box,
@@ -72,6 +90,8 @@ def copy_box(
     an entry for each axis of the source, where what is copied lies between other elements or in another order.
     """
     view = view_of(target, target_box)
+    if reading is not None and reading.packed > 1:
+        view, weaves = unpacked(view, source.dtype), beside_packed(weaves)
     if view.dim() == source.dim() + 1:
         view = view.squeeze(0)
     if weaves:

@@ -73,6 +73,15 @@ def target_lines(leaf: Leaf | None, leading: Sequence[str], scope: Scope) -> lis
     return first if leaf is None else [*first, *lines_of(leaf.dims, scope)]
 
 
+def packed(leaf: Leaf | None, scope: Scope) -> int:
+    """Return how many elements on disk a bitcast makes one of: those in the last step of the target."""
+    if leaf is None or leaf.stored is None or leaf.bitcast is None:
+        return 1
+    stored, target = lines_of(leaf.stored, scope)[-1], lines_of(leaf.dims, scope)[-1]
+    ratio = target.step / stored.step
+    return int(ratio) if stored.dim == target.dim and ratio.denominator == 1 else 1
+
+
 def stored_shape(lines: Sequence[Line], sizes: Sizes, joined: Mapping[str, tuple[str, ...]]) -> tuple[int, ...]:
     """Return the shape on disk; a dim that is `joined` from (outer, inner) runs over outer, then inner."""
     outer = {names[0] for names in joined.values()}

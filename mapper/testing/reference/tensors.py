@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from mapper.spec.model import Leaf
-from mapper.testing.reference.arrays import Bits, bits_of, bits_of_value, dtype_of, tensor_of
+from mapper.testing.reference.arrays import UNSIGNED, Bits, bits_of, bits_of_value, dtype_of, tensor_of
 from mapper.testing.reference.evaluate import Scope, evaluate
-from mapper.testing.reference.grids import Line, Sizes, lines_of, one_axis_per_dim, to_target_grid
+from mapper.testing.reference.grids import Line, Sizes, lines_of, one_axis_per_dim, packed, to_target_grid
 from mapper.testing.reference.rules import FlatRule
 
 PADDING = -1
@@ -68,7 +68,10 @@ class Labels:
     names: list[tuple[str, ...]]
 
     def read(self, name: str, flat: FlatRule, leaf: Leaf | None, scope: Scope) -> Bits:
-        return np.full(tuple(self.tensors[name].shape), self._number((name,)), dtype=np.int64)
+        shape = tuple(self.tensors[name].shape)
+        num_packed = packed(leaf, scope)
+        shape = shape if num_packed == 1 else (*shape[:-1], shape[-1] // num_packed)
+        return np.full(shape, self._number((name,)), dtype=np.int64)
 
     def dequantized(
         self, names: Sequence[str], leaf: Leaf, leading: Sequence[Line], scope: Scope, sizes: Sizes
@@ -98,9 +101,12 @@ def converted(tensor: torch.Tensor, flat: FlatRule, leaf: Leaf | None, scope: Sc
         return tensor.to(dtype_of(str(cast_to)))
     bitcast_to = None if bitcast is None else evaluate(bitcast.text, scope)
     if bitcast_to is not None:
-        dtype = dtype_of(str(bitcast_to))
-        assert dtype.itemsize == tensor.dtype.itemsize, "a bitcast to another width"
-        tensor = tensor_of(bits_of(tensor), dtype)
+        dtype, num_packed = dtype_of(str(bitcast_to)), packed(leaf, scope)
+        assert dtype.itemsize == tensor.dtype.itemsize * num_packed, "a bitcast to another width"
+        rows = bits_of(tensor)
+        if num_packed > 1:
+            rows = np.ascontiguousarray(rows).view(UNSIGNED[dtype.itemsize])
+        tensor = tensor_of(rows, dtype)
     return tensor
 
 

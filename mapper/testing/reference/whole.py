@@ -21,6 +21,7 @@ from mapper.testing.reference.grids import (
     known_dims,
     lines_of,
     one_axis_per_dim,
+    packed,
     require_finer,
     target_lines,
     to_target_grid,
@@ -183,7 +184,7 @@ def check_cuts(unit: Unit, world: World) -> None:
                 array = np.zeros(sum(line.length(size) for size in sizes), dtype=np.uint8)
                 _cut_line(array, 0, line, part, shard, plan, unit, world, nothing, torch.float32)
     for piece in unit.pieces:
-        require_finer(stored_lines(piece, plan, unit.scope(world)), plan.lines)
+        require_finer(read_lines(piece, plan, unit.scope(world)), plan.lines)
         if len(unit.pieces) == 1 and piece.leaf is not None and piece.leaf.stored is not None:
             for line in lines_of(piece.leaf.stored, unit.scope(world)):
                 require_whole_blocks(plan.sizes[line.dim], line.step)
@@ -228,7 +229,7 @@ def _readings(unit: Unit, number: int, plan: Plan | None, world: World, reader: 
             continue
         array = reader.read(names[0], unit.flat, piece.leaf, scope)
         for each in _unstacked(array, unit, piece):
-            one, stored = one_axis_per_dim(each, stored_lines(piece, plan, scope), plan.sizes, plan.joined)
+            one, stored = one_axis_per_dim(each, read_lines(piece, plan, scope), plan.sizes, plan.joined)
             found.append(to_target_grid(one, stored, lines, plan.sizes))
     return found
 
@@ -243,6 +244,12 @@ def _unstacked(array: Bits, unit: Unit, piece: Piece) -> Sequence[Bits]:
 
 def _piece_lines(piece: Piece, plan: Plan, scope: Scope) -> list[Line]:
     return target_lines(piece.leaf, plan.leading, scope)
+
+
+def read_lines(piece: Piece, plan: Plan, scope: Scope) -> list[Line]:
+    """Return the lines of a source as it is read: those on disk, but for the last where several elements are read as one."""
+    lines = stored_lines(piece, plan, scope)
+    return lines if packed(piece.leaf, scope) == 1 else [*lines[:-1], plan.lines[-1]]
 
 
 def stored_lines(piece: Piece, plan: Plan, scope: Scope) -> list[Line]:
