@@ -66,6 +66,8 @@ def test_view_in_the_order_of_the_target_equals_numpy(names, runs, part):
         ),
         # The divisor of an axis with several dims counts for the inner one.
         ((OUT, IN), (StoredAxis(("out", "in"), 4, None),), 0, DiskLayout((8,), (4, 2), (0, 1), (1, 4))),
+        # An axis more on disk, of one element.
+        ((OUT, IN), (fixed(1), dim("in"), dim("out")), 0, DiskLayout((1, 8, 4), (8, 4), (1, 0), (1, 1))),
         ((), (), None, DiskLayout((), (), (), ())),
     ],
 )  # fmt: skip
@@ -98,6 +100,44 @@ def test_what_does_not_fit_the_target_is_told(axes, stored, message):
 def test_below_a_stack_everything_moves_by_one_axis():
     disk = DiskLayout((8, 4), (8, 2, 2), (1, 0, 2), (1, 1, 3))
     assert below_stack(disk, 5) == DiskLayout((5, 8, 4), (5, 8, 2, 2), (0, 2, 1, 3), (1, 1, 1, 3))
+    packed = DiskLayout((8, 4), (8, 1), (0, 1), (1, 8), 4)
+    assert below_stack(packed, 5) == DiskLayout((5, 8, 4), (5, 8, 1), (0, 1, 2), (1, 1, 8), 4)
+
+
+@pytest.mark.parametrize(
+    ("axes", "stored", "expected"),
+    [
+        ((OUT, Axis("in", (8,), 8, None)), (dim("out"), dim("in", 2)), DiskLayout((10, 4), (10, 1), (0, 1), (1, 8), 4)),
+        # Another order of the other axes; the last is the last on both sides.
+        (
+            (OUT, THREE, Axis("in", (8,), 4, None)), (fixed(3), dim("out"), dim("in")),
+            DiskLayout((3, 10, 8), (3, 10, 2), (1, 0, 2), (1, 1, 4), 4),
+        ),
+        ((OUT, IN), (dim("out"), dim("in")), DiskLayout((10, 8), (10, 8), (0, 1), (1, 1), 1)),
+    ],
+)  # fmt: skip
+def test_a_bitcast_makes_one_element_of_several_along_the_last_axis(axes, stored, expected):
+    assert disk_layout(axes, stored, None, PLACE, is_bitcast=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("axes", "stored", "message"),
+    [
+        (
+            (OUT, Axis("in", (12,), 8, None)), (dim("out"), dim("in", 2)),
+            "'in' has 12 elements, and one element of the target holds the bytes of 8",
+        ),
+        (
+            (OUT, Axis("in", (8,), 8, None)), (dim("in", 2), dim("out")),
+            "'in' has one element per 2 on disk and one per 8 in the target: too coarse",
+        ),
+    ],
+)  # fmt: skip
+def test_a_bitcast_of_elements_that_are_apart_or_too_few_is_refused(axes, stored, message):
+    with pytest.raises(Exception, match="M316") as caught:
+        disk_layout(axes, stored, None, PLACE, is_bitcast=True)
+    (found,) = caught.value.diagnostics
+    assert found.message == message
 
 
 def test_transposed_source_is_read_in_the_order_of_the_target():

@@ -28,6 +28,7 @@ COMPARED = {
     "DeepseekV3ForCausalLM": ("deepseek_v2", 39, 1430, 0),
     "DeepseekV3ForCausalLM@l5": ("deepseek_v2", 39, 1586, 0),
     "Ernie4_5ForCausalLM": ("smollm3", 21, 371, 0),
+    "Ernie4_5_MoeForCausalLM@untied": ("ernie4_5_moe", 39, 1014, 0),
     "ExaoneMoEForCausalLM": ("exaone_moe", 39, 1222, 0),
     "ExaoneMoeForCausalLM": ("exaone_moe", 39, 1222, 0),
     "FalconForCausalLM": ("falcon", 21, 511, 0),

@@ -15,8 +15,8 @@ def disk_layout(
     """Return the layout of the source of one part (None: of all parts) whose axes on disk are `stored`.
 
     `[in, out]` for a target `[out, in]` is a transposition, `[out, in / 32, 16]` for `[out, in / 2]` one axis in two,
-    `(expert out)` two axes in one, `[out / 128]` for `[out / 32]` a grid whose elements are repeated, `[out, in / 32]` for a
-    bitcast `[out, in / 128]` four elements whose bytes are one of the target's.
+    `(expert out)` two axes in one, `[out / 128]` for `[out / 32]` a grid whose elements are repeated, `[1, out]` for `[out]` an
+    axis more, `[out, in / 32]` for a bitcast `[out, in / 128]` four elements whose bytes are one of the target's.
     """
     shape: list[int] = []
     viewed: list[int] = []
@@ -82,7 +82,10 @@ def _append_fixed(
     divisors: list[int],
     place: Place,
 ) -> None:
-    """Take an axis of fixed size: it stands alone where the target has it too, else it belongs to the dim before it."""
+    """Take an axis of fixed size: it stands alone where the target has it too, else it belongs to the dim before it.
+
+    One of a single element before all dims is on disk only.
+    """
     own = next(
         (position for position, axis in enumerate(axes) if not axis.dim and axis.parts == (size,) and position not in order),
         None,
@@ -90,6 +93,9 @@ def _append_fixed(
     if own is not None:
         order[own] = len(viewed)
         viewed.append(size)
+        shape.append(size)
+        return
+    if size == 1 and not order:
         shape.append(size)
         return
     before = next((position for position, at in order.items() if at == len(viewed) - 1), None)

@@ -56,6 +56,7 @@ MODELS: dict[str, tuple[Config, int, int]] = {
     "AXK1ForCausalLM": (LATENT, 105, 66),
     "AfmoeForCausalLM": (SIZES, 110, 71),
     "Cohere2MoeForCausalLM": (SIZES, 86, 35),
+    "Ernie4_5_MoeForCausalLM@untied": (SIZES | {"moe_num_experts": 5}, 90, 51),
     "ExaoneMoeForCausalLM": (SIZES, 98, 59),
     "Glm4MoeForCausalLM": (SIZES, 98, 59),
     "Glm4MoeLiteForCausalLM": (LATENT, 102, 63),

@@ -24,11 +24,12 @@ class WrongShape(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The axes of one dim in a tensor: `divisor` elements of the dim in a row of `inner` axes."""
+    """The axes of one dim in a tensor: `divisor` elements of the dim in a row of `inner` axes, behind `num_ones` axes of one."""
 
     dim: str
     divisor: int
     inner: tuple[int, ...]
+    num_ones: int = 0
 
     @property
     def step(self) -> Fraction:
@@ -36,24 +37,29 @@ class Line:
         return Fraction(self.divisor, math.prod(self.inner))
 
     def shape(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        return (sum(math.ceil(size / self.divisor) for size in sizes), *self.inner)
+        return (*[1] * self.num_ones, sum(math.ceil(size / self.divisor) for size in sizes), *self.inner)
 
     def length(self, size: int) -> int:
         return math.ceil(size / self.divisor) * math.prod(self.inner)
 
 
 def lines_of(axes: Sequence[Axis], scope: Scope) -> list[Line]:
-    """Return one line per dim; axes of a fixed number of elements belong to the dim before them."""
+    """Return one line per dim; axes of a fixed number of elements belong to the dim before them, first ones to the first dim."""
     lines: list[Line] = []
+    num_ones = 0
     for axis in axes:
+        if axis.dim is None and not lines:
+            assert axis.size == 1, "an axis before all dims has one element"
+            num_ones += 1
+            continue
         if axis.dim is None:
             assert axis.size is not None
             before = lines.pop()
-            lines.append(Line(before.dim, before.divisor, (*before.inner, axis.size)))
+            lines.append(Line(before.dim, before.divisor, (*before.inner, axis.size), before.num_ones))
             continue
         divisor = 1 if axis.divisor is None else evaluate(axis.divisor.text, scope)
         assert isinstance(divisor, int), f"the divisor of {axis.dim} is {divisor!r}"
-        lines.append(Line(axis.dim, divisor, ()))
+        lines.append(Line(axis.dim, divisor, (), 0 if lines else num_ones))
     return lines
 
 
