@@ -15,9 +15,10 @@ import torch
 from mapper.checkpoint import Checkpoint
 from mapper.compiler import Program, compile
 from mapper.diagnostics import MapperError
-from mapper.export import export
+from mapper.export import digest_tensors, export
 from mapper.layout import Layout
 from mapper.load import Loader, allocate
+from mapper.plan.digest import combine_digests
 from mapper.spec import load_spec
 from mapper.transfer.files import CheckpointFiles
 from tests.loads import Tensors, all_raw, fill, raw, spec_of, told, write
@@ -167,6 +168,54 @@ def test_the_bundled_spec_lays_every_expert_as_the_kernel_has_it(
         assert raw(held[f"{targets}.w2_weight"][slot]) == raw(one["w2.weight"])
         assert torch.equal(held[f"{targets}.w2_weight_scale"][slot], expected_w2_scale(one["w2.scale"]))
     assert held[f"{targets}.w13_weight"].dtype == torch.int8
+
+
+def test_updates_of_every_kind_write_through_the_strides_and_digests_are_those_of_the_bytes(tmp_path: Path) -> None:
+    program = compile(
+        spec_of(tmp_path, W13), config={"width": 64, "hidden": 256}, runtime="own", layout=Layout.parse("tp=3,ep=3")
+    )
+    before, after = (
+        {
+            f"{expert}.{name}": tensor
+            for expert in range(NUM_EXPERTS)
+            for name, tensor in expert_of(64, 256, seed=seed + 20 * expert).items()
+        }
+        for seed in (0, 500)
+    )
+    checkpoint = write(tmp_path / "c", before, {})
+    digests = []
+    for rank in range(NUM_EXPERTS):
+        own = program.at_rank(rank)
+        targets = turned(allocate(own.plan(checkpoint)))
+        loader = Loader(own, targets)
+        loader.load(checkpoint)
+        digests.append(loader.digest(checkpoint))
+        names = [name for name in before if name.startswith(f"{rank}.")]
+        mask = {name: codes(*before[name].shape, seed=7, dtype=torch.uint8) > 99 for name in names}
+        session = loader.update(scope=set(names))
+        for name in names:
+            session.feed(name, after[name], only_where=mask[name])
+        session.finish()
+        merged = {
+            name: torch.where(mask[name], after[name].view(torch.uint8), before[name].view(torch.uint8)).view(
+                before[name].dtype
+            )
+            for name in names
+        }
+        assert_holds(targets, {name.partition(".")[2]: tensor for name, tensor in merged.items()})
+        session = loader.update(scope=set(names), staged=True)
+        session.feed_all((name, after[name]) for name in names)
+        assert_holds(targets, {name.partition(".")[2]: tensor for name, tensor in merged.items()})
+        session.finish()
+        assert_holds(targets, {name.partition(".")[2]: after[name] for name in names})
+        assert targets["w13_weight_scale"].stride()[1:] == (1, 128)
+    assert combine_digests(digests) == combine_digests([digest_tensors(before)])
+
+
+def assert_holds(targets: Tensors, expert: Tensors) -> None:
+    """Assert that the parameters hold this expert and no other."""
+    assert torch.equal(targets["w13_weight"], expected_w13([expert["w1.weight"], expert["w3.weight"]])[None])
+    assert torch.equal(targets["w13_weight_scale"], expected_w13_scale([expert["w1.scale"], expert["w3.scale"]])[None])
 
 
 def expert_leaves() -> list[str]:

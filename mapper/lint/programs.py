@@ -76,7 +76,9 @@ def attempt_all(spec: Spec) -> Attempts:
     """
     configs: dict[str, Mapping[str, object]] = dict(configs_for(spec))
     configs |= {json.dumps(case.config): case.config for case in spec.cases if not isinstance(case.config, str)}
-    flipped = [{name: not option.default} for name, option in spec.options.items() if isinstance(option.default, bool)]
+    flipped: list[Options] = [
+        {name: not option.default} for name, option in spec.options.items() if isinstance(option.default, bool)
+    ]
     together = [dict(case.options) for case in spec.cases if len(case.options) > 1]
     flipped += [options for at, options in enumerate(together) if options not in together[:at]]
     attempts = [

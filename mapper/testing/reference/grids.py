@@ -24,7 +24,7 @@ class WrongShape(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The axes of one dim in a tensor: `divisor` elements of the dim in a row of `inner` axes, behind `num_ones` axes of one."""
+    """The axes of one dim in a tensor: `num_ones` axes of one, then `divisor` elements of the dim in a row of `inner` axes."""
 
     dim: str
     divisor: int
@@ -44,7 +44,7 @@ class Line:
 
 
 def lines_of(axes: Sequence[Axis], scope: Scope) -> list[Line]:
-    """Return one line per dim; axes of a fixed number of elements belong to the dim before them, first ones to the first dim."""
+    """Return one line per dim; axes of fixed size belong to the dim before them, those before all dims to the first."""
     lines: list[Line] = []
     num_ones = 0
     for axis in axes:
