@@ -15,7 +15,7 @@ CHECKPOINTS = Path(__file__).with_name("data") / "checkpoints"
 V3 = CHECKPOINTS / "DeepSeek-V3.header.json.gz"
 V2_LITE = CHECKPOINTS / "DeepSeek-V2-Lite-Chat.header.json.gz"
 
-DTYPES = {"bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float32": "F32"}
+DTYPES = {"bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float32": "F32", "int32": "I32", "int64": "I64"}
 Tensors = dict[str, dict[str, Any]]
 Change = Callable[[Tensors], None]
 

@@ -441,7 +441,8 @@ def swapped_rules(items):
 
 def test_swapping_any_two_sources_of_equal_size_in_deepseek_v2_fails_a_case():
     spec = deepseek()
-    swapped = [replace(spec, blocks={"vllm_layer": items}) for items in swapped_rules(spec.blocks["vllm_layer"])]
+    layers = swapped_rules(spec.blocks["vllm_layer"])
+    swapped = [replace(spec, blocks={**spec.blocks, "vllm_layer": items}) for items in layers]
     for name, runtime in spec.runtimes.items():
         rules = swapped_rules(runtime.rules)
         swapped += [replace(spec, runtimes={**spec.runtimes, name: replace(runtime, rules=items)}) for items in rules]

@@ -200,7 +200,8 @@ def iter_rules(items, path):
 
 def vllm_rules():
     tree = spec_tree()
-    yield from iter_rules(tree["blocks"]["vllm_layer"], ("blocks", "vllm_layer"))
+    for block in ("vllm_layer", "vllm_model"):
+        yield from iter_rules(tree["blocks"][block], ("blocks", block))
     yield from iter_rules(tree["runtimes"]["vllm"]["rules"], ("runtimes", "vllm", "rules"))
 
 
@@ -246,7 +247,8 @@ def test_a_deleted_rule_leaves_its_tensors_unknown(run_json, tmp_path, parameter
         del items[path[-1]]
     changed = write_spec(tree, tmp_path)
     found = []
-    for family in ("deepseek_v3", "deepseek_v2_lite"):
+    is_of_int4 = "weight_shape" in rule.get("target", "")
+    for family in ("deepseek_v3_int4",) if is_of_int4 else ("deepseek_v3", "deepseek_v2_lite"):
         manifest = write_family(family, tmp_path, change=with_scales)
         words = ["--checkpoint", manifest, "--runtime", "vllm", "--layout", "tp=2", *options]
         code, whole = run_json("check", "deepseek_v2", *words)
@@ -264,10 +266,10 @@ def test_a_deleted_rule_leaves_its_tensors_unknown(run_json, tmp_path, parameter
 
 def test_every_rule_of_the_runtime_was_deleted():
     rules = list(vllm_rules())
-    assert len(rules) == len({(path, copied) for path, copied, _ in rules}) == 24
+    assert len(rules) == len({(path, copied) for path, copied, _ in rules}) == 26
 
 
-@pytest.mark.parametrize("position", [0, 1])
+@pytest.mark.parametrize("position", [0, 2])
 def test_a_skip_widened_to_everything_is_refused(run_json, tmp_path, position):
     tree = spec_tree()
     tree["runtimes"]["vllm"]["skip"][position]["source"] = "**"

@@ -322,3 +322,15 @@ def test_rule_that_appends_to_nothing_is_refused():
     assert (found.code, found.message) == ("M316", "the rule appends to a.x, which no rule before it writes")
     assert found.place is not None
     assert found.place.line == 12
+
+
+def test_appended_slots_without_those_before_them_are_refused():
+    first = "{target: 'x.{leaf}', source: 'a.{leaf}', dims: {out: 2, in: 3}}"
+    second = "{target: 'x.{leaf}', source: 'b.{leaf}', append: out, dims: {out: 4, in: 3}}"
+    program = program_of(rules(first, second))
+    both = headers(a__weight=(2, 3), b__weight=(4, 3))
+    assert plan_of(program, both | headers(a__bias=(2,), b__bias=(4,))).findings == ()
+    assert plan_of(program, both).findings == ()
+    (found,) = plan_of(program, both | headers(b__bias=(4,))).findings
+    assert (found.code, found.subject) == ("M524", "x.bias")
+    assert plan_of(program, both | headers(a__bias=(2,))).targets["x.bias"].shape == (2,)

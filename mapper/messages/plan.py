@@ -85,6 +85,11 @@ MESSAGES: dict[str, Message] = {
         "Every slot of a stacked parameter needs its source.",
         "Correct the rule's `when`, or the range of the index.",
     ),
+    "M524": Message(
+        "the checkpoint has a part that is appended to {name!r} and none for the slots before it, of the rule for {first!r}",
+        "Slots that are appended follow those of the rules before; without these the parameter would begin with random values.",
+        "Complete the checkpoint, or remove the appended part from it.",
+    ),
     "M530": Message(
         "the model has the parameter {name!r} {shape}, which no rule fills and no `keep` names",
         "A parameter without a source would stay random.",

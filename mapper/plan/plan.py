@@ -169,7 +169,7 @@ def assemble(
             local = localize(matched, share, findings)
             if local is not None:
                 families.append(local)
-    targets = _targets(families)
+    targets = _targets(families, findings)
     _add_ties(targets, matching, share, findings)
     return Plan(share.rank, share, matching, tuple(families), targets, tuple(keeps), tensors, tuple(findings), derived)
 
@@ -252,7 +252,8 @@ def localize(matched: MatchedFamily, share: Share, findings: list[Diagnostic]) -
     return LocalFamily(matched, values, shape, tuple(filled))
 
 
-def _targets(families: Iterable[LocalFamily]) -> dict[str, PlannedTarget]:
+def _targets(families: Iterable[LocalFamily], findings: list[Diagnostic]) -> dict[str, PlannedTarget]:
+    """Return the targets of the families, and report one that lacks slots before those that are appended to it."""
     targets: dict[str, PlannedTarget] = {}
     for local in families:
         family = local.matched.family
@@ -261,6 +262,10 @@ def _targets(families: Iterable[LocalFamily]) -> dict[str, PlannedTarget]:
             shape = local.shape.full if local.shape is not None else header.shape if header is not None else ()
             dtype = family.conversion.dtype if family.conversion is not None else header.dtype if header is not None else ""
             before = targets[name].rules if name in targets and family.append_axis is not None else ()
+            for other in family.after:
+                if other.rule.number not in before and other.target.match(name) is not None:
+                    first = other.rule.text
+                    findings.append(finding("M524", place=family.rule.place, subject=name, name=name, first=first))
             targets[name] = PlannedTarget(name, shape, dtype, (*before, family.rule.number), None, family.optional)
     return targets
 

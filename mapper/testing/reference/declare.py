@@ -25,9 +25,9 @@ COMPUTING = {"neg_exp", "add", "multiply", "subtract_mean"}
 class Declared:
     """One source that a rule reads. `shape` and `dtype` are None where the spec leaves them to the file.
 
-    `group` is equal for the sources that are present or absent together: one leaf of one rule. `refused` says that the
-    source must not be there: a leaf without a cut dim, of which the rule does not say what the ranks hold. `is_computed`
-    says that the rule computes with the source's values.
+    `group` is equal for the sources that are present or absent together: one leaf of one rule, and of what is appended to
+    it. `refused` says that the source must not be there: a leaf without a cut dim, of which the rule does not say what the
+    ranks hold. `is_computed` says that the rule computes with the source's values.
     """
 
     name: str
@@ -50,7 +50,16 @@ def declared_sources(
 ) -> list[Declared]:
     """Return every source of every rule, all alternatives included; a source that two rules read comes twice."""
     world = world_of(spec, config=config, runtime=runtime, layout=Layout(), rank=0, options=options)
-    return [each for flat in flat_rules(world) for unit in units_of(flat, world) for each in _declared(unit, world)]
+    rules = flat_rules(world)
+    first: dict[tuple[str, ...], int] = {}
+    for flat in rules:
+        first.setdefault(flat.targets, flat.number)
+    return [
+        each
+        for flat in rules
+        for unit in units_of(flat, world)
+        for each in _declared(unit, world, first[flat.targets] if flat.rule.append else flat.number)
+    ]
 
 
 def skip_patterns(
@@ -90,7 +99,7 @@ def layout_fault(
     return None
 
 
-def _declared(unit: Unit, world: World) -> Iterator[Declared]:
+def _declared(unit: Unit, world: World, group: int) -> Iterator[Declared]:
     plan = plan_of(unit, world)
     scope = unit.scope(world)
     for number, piece in enumerate(unit.pieces):
@@ -109,7 +118,7 @@ def _declared(unit: Unit, world: World) -> Iterator[Declared]:
                     dtype=None if dtype is None else str(evaluate(dtype.text, scope)),
                     rule=unit.flat.number,
                     alternative=unit.alternative,
-                    group=(unit.flat.number, leaf),
+                    group=(group, leaf),
                     leaf=leaf if len(names) == 1 or piece.leaf is None else names[half].rpartition(".")[2],
                     is_optional=unit.is_optional,
                     is_refused=plan is not None and _is_refused(unit, plan),

@@ -171,7 +171,8 @@ def _methods(spec: Spec, bases: Sequence[Config]) -> list[str | None]:
         section = base.get("quantization_config")
         if isinstance(section, Mapping) and isinstance(section.get("quant_method"), str):
             named.append(str(section["quant_method"]))
-    return [None, *sorted(each for each in set(named) if each in METHODS)]
+    methods = sorted(each for each in set(named) if each in METHODS)
+    return [None, *methods, *(each for each in methods if each == "fp8")]  # the one that is met most, drawn twice as often
 
 
 def _ever_plainer(config: Config, spec: Spec, sizes: _Sizes) -> Iterator[Config]:
