@@ -66,7 +66,7 @@ def test_view_in_the_order_of_the_target_equals_numpy(names, runs, part):
         ),
         # The divisor of an axis with several dims counts for the inner one.
         ((OUT, IN), (StoredAxis(("out", "in"), 4, None),), 0, DiskLayout((8,), (4, 2), (0, 1), (1, 4))),
-        ((), (), None, DiskLayout((), (), (), ())),
+        ((), (), None, DiskLayout((), (), (), (), ())),
     ],
 )  # fmt: skip
 def test_layout(axes, stored, part, expected):

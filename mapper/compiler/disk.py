@@ -43,12 +43,15 @@ def disk_layout(axes: tuple[Axis, ...], stored: tuple[StoredAxis, ...], part: in
         if axis.view is not None and divisor != axis.divisor:
             problem = f"it has one element per {divisor} on disk and one per {axis.divisor} in the target"
             raise MapperError([finding("M340", place=place, formula=axis.view.text, dim=axis.dim, problem=problem)])
-    return DiskLayout(tuple(shape), tuple(viewed), tuple(order[position] for position in range(len(axes))), tuple(divisors))
+    in_order = tuple(order[position] for position in range(len(axes)))
+    return DiskLayout(tuple(shape), tuple(viewed), in_order, tuple(divisors), () if shape in ([], [1]) else None)
 
 
 def below_stack(disk: DiskLayout, count: int) -> DiskLayout:
     """Return the layout of a tensor that holds `count` such sources along its first axis."""
-    return DiskLayout((count, *disk.shape), (count, *disk.viewed), (0, *(each + 1 for each in disk.order)), (1, *disk.divisors))
+    order = (0, *(each + 1 for each in disk.order))
+    single = None if disk.single is None else (count, *disk.single)
+    return DiskLayout((count, *disk.shape), (count, *disk.viewed), order, (1, *disk.divisors), single)
 
 
 def _append_fixed(
@@ -90,5 +93,7 @@ def _position(axes: tuple[Axis, ...], dim: str, order: dict[int, int], place: Pl
 
 
 def _stored_size(axis: Axis, divisor: int, part: int | None) -> int:
+    if axis.per_part:
+        return 1
     sizes = [-(-size // divisor) for size in axis.source_parts]
     return sizes[part] if part is not None and len(axis.parts) > 1 else sum(sizes)
