@@ -275,6 +275,8 @@ def test_what_vllm_leaves_alone_elsewhere_is_padding_replicas_or_kept():
         *((name, ("00",)) for name in ("w13_weight", "w13_weight_scale", "w2_weight", "w2_weight_scale")),
         ("w13_bias", ("0000",)),
         *((f"{name}_scale", ("bf80",)) for name in ("q", "k", "v", "prob")),  # -1: not measured
+        *((f"{name}_scale", ("3f800000",)) for name in ("q", "k", "v")),  # for compressed-tensors 1
+        *((f"{name}_zero_point", ("0000",)) for name in ("q", "k", "v")),
         ("weight", ("7fc0",)),  # a DSpark draft's embedding and head
     }
 
