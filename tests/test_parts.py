@@ -100,7 +100,10 @@ def test_a_source_of_all_parts_has_one_scale_for_them_which_each_takes(tmp_path:
     program = program_of(tmp_path, QKV.replace("RULE", TOGETHER))
     sources = {"qkv.weight": numbered(1, 16, 3), "qkv.weight_scale": numbered(7)}
     targets = {"qkv.weight": torch.zeros(16, 3), "qkv.weight_scale": torch.zeros(3)}
-    Loader(program, targets).load(write(tmp_path / "sources", sources, {}))
+    checkpoint = write(tmp_path / "sources", sources, {})
+    steps = program.plan(checkpoint).steps_to("qkv.weight_scale")
+    assert [(step.source_box, step.target_box) for step in steps] == [(((0, 1),), ((at, at + 1),)) for at in range(3)]
+    Loader(program, targets).load(checkpoint)
     assert targets["qkv.weight_scale"].tolist() == [7, 7, 7]
 
 
