@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -156,6 +157,11 @@ def test_conflict_is_told_with_a_witness_and_both_places(code: str, message: str
     (text,) = [str(each) for each in found if each.code == code]
     line, label, other = (5, "the other rule", 1) if code in ("M311", "M312") else (9, "the rule", 1)
     assert text == f"spec.yaml:{line}:1: {code} {message}\n  {label}: spec.yaml:{other}:1"
+
+
+def test_a_keep_may_name_the_target_of_a_rule_whose_sources_may_be_absent() -> None:
+    families = [replace(each, optional=True) for each in built([(0, "b.{i}", (("{i}.a",),))])]
+    assert conflicts(families, (), rules_of(["b.*"], 9)) == []
 
 
 def test_spelled_names_are_those_of_the_templates() -> None:

@@ -68,7 +68,7 @@ def test_view_in_the_order_of_the_target_equals_numpy(names, runs, part):
         ((OUT, IN), (StoredAxis(("out", "in"), 4, None),), 0, DiskLayout((8,), (4, 2), (0, 1), (1, 4))),
         # An axis more on disk, of one element.
         ((OUT, IN), (fixed(1), dim("in"), dim("out")), 0, DiskLayout((1, 8, 4), (8, 4), (1, 0), (1, 1))),
-        ((), (), None, DiskLayout((), (), (), ())),
+        ((), (), None, DiskLayout((), (), (), (), single=())),
     ],
 )  # fmt: skip
 def test_layout(axes, stored, part, expected):
@@ -194,3 +194,33 @@ def test_dequantized_weight_is_read_with_the_scales_of_its_box():
     ]
     assert plan.targets["a.weight"].dtype == "BF16"
     assert plan.num_loaded == 4
+
+
+PARTS = Axis("parts", (1, 1, 1), 1, None, per_part=True)
+
+
+@pytest.mark.parametrize("part", [0, 2, None])
+def test_what_each_part_has_one_of_is_one_element_in_every_source(part):
+    layout = disk_layout((PARTS,), (dim("parts"),), part, PLACE)
+    assert layout == DiskLayout((1,), (1,), (0,), (1,), single=())
+    assert not layout.is_plain
+
+
+@pytest.mark.parametrize(
+    ("layout", "accepted", "refused"),
+    [
+        (DiskLayout((1,), (1,), (0,), (1,), single=()), [(1,), ()], [(2,), (1, 1)]),
+        (DiskLayout((), (), (), (), single=()), [(), (1,)], [(1, 1), (2,)]),
+        (DiskLayout((1,), (1,), (0,), (1,)), [(1,)], [()]),
+        (DiskLayout((5, 1), (5, 1), (0, 1), (1, 1), single=(5,)), [(5, 1), (5,)], [(5, 1, 1), (5, 2), (1, 5)]),
+    ],
+)
+def test_one_element_lies_as_a_scalar_or_a_vector(layout, accepted, refused):
+    assert all(map(layout.accepts, accepted))
+    assert not any(map(layout.accepts, refused))
+
+
+def test_one_element_of_a_stack_lies_along_the_stack():
+    single = below_stack(disk_layout((PARTS,), (dim("parts"),), 0, PLACE), 5)
+    assert single == DiskLayout((5, 1), (5, 1), (0, 1), (1, 1), single=(5,))
+    assert below_stack(DiskLayout((3,), (3,), (0,), (1,)), 5).single is None

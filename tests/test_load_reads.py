@@ -221,8 +221,16 @@ def test_two_spellings_in_one_checkpoint_are_refused(tmp_path: Path) -> None:
     assert told(caught.value.diagnostics) == [("M502", "model.layers.1.self_attn.kv_scale")]
 
 
-def test_scale_that_is_no_single_number_is_refused(tmp_path: Path) -> None:
-    added = {name: each.reshape(1) for name, each in scales("k_scale").items()}
+def test_scales_that_are_vectors_of_one_are_single_numbers(tmp_path: Path) -> None:
+    added = scales("k_scale")
+    for model in loaded_scales(tmp_path, {name: each.reshape(1) for name, each in added.items()}):
+        assert sorted(each.item() for each in model.values()) == sorted(each.item() for each in added.values())
+        assert {each.shape for each in model.values()} == {()}
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2,)])
+def test_scale_that_is_no_single_number_is_refused(shape: tuple[int, ...], tmp_path: Path) -> None:
+    added = {name: torch.full(shape, each.item()) for name, each in scales("k_scale").items()}
     with pytest.raises(MapperError) as caught:
         loaded_scales(tmp_path, added)
     assert sorted(told(caught.value.diagnostics)) == sorted(("M503", name) for name in added)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mapper.compiler.names import Names, config_values, quantization_facts
+from mapper.compiler.names import Names, config_values, model_dtype, quantization_facts
 from mapper.diagnostics import MapperError, Place
 from mapper.expressions import Expression, parse
 from mapper.pattern import Bindings
@@ -271,7 +271,8 @@ def test_reasons_are_the_constants_behind_lets_and_functions() -> None:
 
 INT4 = {"targets": ["Linear"], "weights": {"num_bits": 4, "group_size": 32}}
 FP8 = {"weights": {"num_bits": 8, "group_size": None}}
-NO_QUANTIZATION = {"quant_method": None, "block_out": 1, "block_in": 1, "group_size": 1, "weight_bits": None}
+NO_QUANTIZATION = {"quant_method": None, "block_out": 1, "block_in": 1, "group_size": 1, "weight_bits": None,
+                   "scales_per": None}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -281,11 +282,17 @@ NO_QUANTIZATION = {"quant_method": None, "block_out": 1, "block_in": 1, "group_s
         ({"quantization_config": None}, {}),
         (
             {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 64]}},
-            {"quant_method": "fp8", "block_out": 128, "block_in": 64},
+            {"quant_method": "fp8", "block_out": 128, "block_in": 64, "scales_per": "block"},
         ),
-        ({"quantization_config": {"quant_method": "fp8", "weight_block_size": None}}, {"quant_method": "fp8"}),
+        (
+            {"quantization_config": {"quant_method": "fp8", "weight_block_size": None}},
+            {"quant_method": "fp8", "scales_per": "tensor"},
+        ),
         ({"text_config": {"quantization_config": {"group_size": 32}}}, {"group_size": 32}),
-        ({"quantization_config": {"quant_method": "gptq", "group_size": None}}, {"quant_method": "gptq"}),
+        (
+            {"quantization_config": {"quant_method": "gptq", "group_size": None}},
+            {"quant_method": "gptq", "scales_per": "group"},
+        ),
         ({"quantization_config": {"bits": 4, "group_size": 128}}, {"weight_bits": 4, "group_size": 128}),
         ({"quantization_config": {"config_groups": {"a": INT4}}}, {"weight_bits": 4, "group_size": 32}),
         ({"quantization_config": {"config_groups": {"a": INT4, "b": INT4}}}, {"weight_bits": 4, "group_size": 32}),
@@ -296,3 +303,45 @@ NO_QUANTIZATION = {"quant_method": None, "block_out": 1, "block_in": 1, "group_s
 )  # fmt: skip
 def test_quantization_facts(config: dict[str, object], facts: dict[str, object]) -> None:
     assert quantization_facts(config) == {**NO_QUANTIZATION, **facts}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "expected"),
+    [
+        ({"quant_method": "awq", "group_size": 128}, "group"),
+        ({"quant_method": "awq", "group_size": -1}, "channel"),
+        ({"quant_method": "gptq", "group_size": 128, "desc_act": False}, "group"),
+        ({"quant_method": "gptq", "group_size": -1}, "channel"),
+        ({"quant_method": "gptq", "group_size": 128, "desc_act": True}, None),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "tensor"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "group"),
+        ({"quant_method": "modelopt", "quant_algo": "MXFP8"}, None),
+        ({"quant_method": "modelopt"}, None),
+        ({"quant_method": "modelopt", "quant_algo": ["FP8"]}, None),
+        ({"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"strategy": "channel"}}}}, "channel"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"a": {"weights": {"strategy": "channel"}}, "b": {"weights": {"strategy": "tensor"}}},
+            },
+            None,
+        ),
+        ({"quant_method": "compressed-tensors", "weight_block_size": [128, 128]}, "block"),
+        ({"quant_method": "bitsandbytes"}, None),
+    ],
+)
+def test_what_one_scale_is_for(quantization: dict[str, object], expected: object) -> None:
+    assert quantization_facts({"quantization_config": quantization})["scales_per"] == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"torch_dtype": "float16"}, "float16"),
+        ({"dtype": "bfloat16", "torch_dtype": "float16"}, "bfloat16"),
+        ({"dtype": None, "text_config": {"dtype": "bfloat16"}}, "bfloat16"),
+        ({}, None),
+    ],
+)
+def test_dtype_of_what_is_not_quantised(config: dict[str, object], expected: object) -> None:
+    assert model_dtype(config) == expected

@@ -11,10 +11,13 @@ from mapper.plan.family import Family, SkipRule
 
 
 def conflicts(families: Sequence[Family], skips: Sequence[SkipRule], keeps: Sequence[SkipRule]) -> list[Diagnostic]:
-    """Return M311 to M314, each with a name that both sides spell as witness; one finding for a pair of rules."""
+    """Return M311 to M314, each with a name that both sides spell as witness; one finding for a pair of rules.
+
+    A keep may match the target of an optional rule: it holds where the checkpoint has nothing for the rule.
+    """
     findings = [*_source_overlaps(families), *_target_overlaps(families)]
     findings += skip_conflicts(families, skips)
-    findings += _hidden(keeps, [(family, family.target) for family in families], "M314")
+    findings += _hidden(keeps, [(family, family.target) for family in families if not family.optional], "M314")
     return list(findings)
 
 

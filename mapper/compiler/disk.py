@@ -52,13 +52,15 @@ def disk_layout(
             problem = f"it has one element per {divisor} on disk and one per {axis.divisor} in the target"
             raise MapperError([finding("M340", place=place, formula=axis.view.text, dim=axis.dim, problem=problem)])
     turned = tuple(order[position] for position in range(len(axes)))
-    return DiskLayout(tuple(shape), tuple(viewed), turned, tuple(divisors), packed)
+    single = () if shape in ([], [1]) else None
+    return DiskLayout(tuple(shape), tuple(viewed), turned, tuple(divisors), packed, single)
 
 
 def below_stack(disk: DiskLayout, count: int) -> DiskLayout:
     """Return the layout of a tensor that holds `count` such sources along its first axis."""
     order, divisors = (0, *(each + 1 for each in disk.order)), (1, *disk.divisors)
-    return DiskLayout((count, *disk.shape), (count, *disk.viewed), order, divisors, disk.packed)
+    single = None if disk.single is None else (count, *disk.single)
+    return DiskLayout((count, *disk.shape), (count, *disk.viewed), order, divisors, disk.packed, single)
 
 
 def _packed(axis: Axis, divisor: int, place: Place) -> int:
@@ -118,5 +120,7 @@ def _position(axes: tuple[Axis, ...], dim: str, order: dict[int, int], place: Pl
 
 
 def _stored_size(axis: Axis, divisor: int, part: int | None) -> int:
+    if axis.per_part:
+        return 1
     sizes = [-(-size // divisor) for size in axis.source_parts]
     return sizes[part] if part is not None and len(axis.parts) > 1 else sum(sizes)

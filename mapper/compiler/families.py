@@ -23,6 +23,7 @@ from mapper.plan.family import Axis, Conversion, Domains, Family, RuleInfo, Sour
 from mapper.spec.model import Source
 
 LEAF = "leaf"
+BIAS = "bias"
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,9 +309,11 @@ def _stored_source(
 
 def _only_first(flat: FlatRule, leaf: LeafSizes) -> tuple[str, ...]:
     """Return the mesh axes off whose first rank the leaf holds zeros: a bias that is added before a sum over ranks."""
-    own = {axis.dim for axis in leaf.axes or ()}
+    if leaf.name != BIAS or leaf.axes is None:
+        return ()
+    own = {axis.dim for axis in leaf.axes}
     cuts = (shard for dim, shard in flat.rule.shard.items() if dim not in own and shard.bias == "first")
-    return tuple(axis for shard in cuts for axis in shard.axis if isinstance(axis, str)) if leaf.axes is not None else ()
+    return tuple(axis for shard in cuts for axis in shard.axis if isinstance(axis, str))
 
 
 def _check_indices(flat: FlatRule, family: Family) -> None:
@@ -353,7 +356,7 @@ def _is_shifted(family: Family) -> bool:
 
 def _refusal(flat: FlatRule, leaf: LeafSizes, mesh: Mesh) -> str:
     """A bias beside a weight whose inner dim is cut is added once per rank, unless the rule says who holds it."""
-    if leaf.name != "bias" or leaf.axes is None:
+    if leaf.name != BIAS or leaf.axes is None:
         return ""
     own = {axis.dim for axis in leaf.axes}
     for dim, shard in flat.rule.shard.items():

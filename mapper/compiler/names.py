@@ -192,8 +192,8 @@ def config_values(spec: Spec, config: Mapping[str, object]) -> dict[str, Value]:
 def quantization_facts(config: Mapping[str, object]) -> dict[str, Value]:
     """Return the built-in names that describe the checkpoint's quantisation, the same for every method.
 
-    `quant_method` and `weight_bits` are null without quantisation; `block_out`, `block_in` and `group_size` are 1 where
-    there is none. What the groups of `config_groups` (compressed-tensors) do not agree on is null.
+    `quant_method`, `weight_bits` and `scales_per` are null without quantisation; `block_out`, `block_in` and `group_size`
+    are 1 where there is none. What the groups of `config_groups` (compressed-tensors) do not agree on is null.
     """
     quantization = quantization_section(config)
     block = quantization.get("weight_block_size")
@@ -204,13 +204,38 @@ def quantization_facts(config: Mapping[str, object]) -> dict[str, Value]:
         "block_in": inner,
         "group_size": _of_weights(quantization, ("group_size",), 1),
         "weight_bits": _of_weights(quantization, ("bits", "num_bits"), None),
+        "scales_per": "block" if out > 1 else _scales_per(quantization),
     }
+
+
+def model_dtype(config: Mapping[str, object]) -> Value:
+    """Return the dtype of what is not quantised, by the key that Transformers writes now or wrote before; null if neither."""
+    return next((each for key in ("dtype", "torch_dtype") for each in _look_up(config, key) if each is not None), None)
 
 
 def quantization_section(config: Mapping[str, object]) -> Mapping[str, object]:
     """Return the config's `quantization_config`; empty where there is none."""
     section = next(iter(_look_up(config, "quantization_config")), None)
     return section if isinstance(section, Mapping) else {}
+
+
+def _scales_per(quantization: Mapping[str, object]) -> Value:
+    """Return what one scale of a matrix is for: 'tensor', 'channel' or 'group'; null where that is not said, or another.
+
+    GPTQ's groups of columns in the order of their activations (`desc_act`) are no groups of neighbours.
+    """
+    match quantization.get("quant_method"):
+        case "fp8":
+            return "tensor"
+        case "awq" | "gptq":
+            is_channel, is_reordered = quantization.get("group_size") == -1, quantization.get("desc_act")
+            return None if is_reordered else "channel" if is_channel else "group"
+        case "compressed-tensors":
+            return _of_weights(quantization, ("strategy",), None)
+        case "modelopt":
+            algorithm = quantization.get("quant_algo")
+            return {"FP8": "tensor", "NVFP4": "group"}.get(algorithm) if isinstance(algorithm, str) else None
+    return None
 
 
 def _of_weights(quantization: Mapping[str, object], keys: tuple[str, ...], default: Value) -> Value:

@@ -18,7 +18,7 @@ from mapper.compiler.expand import flatten
 from mapper.compiler.families import Context, bound, families_of
 from mapper.compiler.finalize import derived_steps, mounted_steps, scoped_steps
 from mapper.compiler.mesh import mesh_of
-from mapper.compiler.names import Names, config_values, quantization_facts, quantization_section
+from mapper.compiler.names import Names, config_values, model_dtype, quantization_facts, quantization_section
 from mapper.compiler.ranges import counted, range_of
 from mapper.compiler.resolve import Resolution, Resolver
 from mapper.compiler.sizes import Formats
@@ -206,7 +206,7 @@ def compile(
     indices = {**spec.index, **section.index}
     mesh = mesh_of(section, layout, constants, lets)
     constants.update(mesh.sizes)
-    constants["redundant_experts"] = mesh.redundant_experts
+    constants |= {"redundant_experts": mesh.redundant_experts, "model_dtype": model_dtype(config)}
     names = Names(constants, lets, indices)
     unquantized = Names({**constants, **quantization_facts({})}, lets, indices)
     _check_requirements(section, names)

@@ -19,8 +19,8 @@ from mapper.layout import Stage
 from mapper.ops.dtypes import COMPUTED_DTYPES, safetensors_name, torch_name
 from mapper.pattern import Bindings
 from mapper.plan.family import Axis, Conversion, Cut, ValueOp
+from mapper.spec.model import PARTS, Dim, Format, Leaf, PairedLeaf, Shard, SourceAlternative
 from mapper.spec.model import Axis as LeafAxis
-from mapper.spec.model import Dim, Format, Leaf, PairedLeaf, Shard, SourceAlternative
 
 Given = TypeVar("Given")
 
@@ -301,6 +301,8 @@ class _Reader:
         if axis.dim is None:
             assert axis.size is not None
             return Axis("", (axis.size,), 1, None)
+        if axis.dim == PARTS:
+            return Axis(PARTS, (1,) * max((len(parts) for parts in self.dims.values()), default=1), 1, None, per_part=True)
         if axis.dim not in self.dims:
             problem = f"the format needs the dim {axis.dim!r}, and the rule has {', '.join(map(repr, self.dims))}"
             raise MapperError([finding("M316", place=self.rule.place, problem=problem)])

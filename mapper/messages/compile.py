@@ -65,7 +65,7 @@ MESSAGES: dict[str, Message] = {
     ),
     "M314": Message(
         "a keep also matches the target {name!r}, which a rule writes",
-        "A kept parameter is never written.",
+        "A kept parameter is never written, except by an optional rule whose sources are there.",
         "Narrow the keep, or remove the rule.",
     ),
     "M315": Message(

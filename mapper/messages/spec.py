@@ -61,7 +61,7 @@ MESSAGES: dict[str, Message] = {
     ),
     "M212": Message(
         "{name!r} is a word of the language and cannot be {kind}",
-        "Dtype and stage words, constants and functions mean the same in every expression.",
+        "Dtype and stage words, constants and functions mean the same in every expression, and `parts` in every leaf.",
         "Rename it.",
     ),
     "M213": Message(

@@ -57,7 +57,8 @@ class Axis:
     """One axis of a target: logical sizes of the parts laid along it, and logical elements per element of the target.
 
     `fill` is what padding holds. `selected` is the only part that the target holds, where parts go to several targets.
-    `view` says how the elements of the sources, laid end to end, are rearranged (None: not at all).
+    `view` says how the elements of the sources, laid end to end, are rearranged (None: not at all). With `per_part` each
+    part has one element, and a source has one in all, whether it holds one part or several.
     """
 
     dim: str
@@ -67,6 +68,7 @@ class Axis:
     fill: float = 0
     selected: int | None = None
     view: AxisView | None = None
+    per_part: bool = False
 
     @property
     def source_parts(self) -> tuple[int, ...]:
@@ -93,7 +95,8 @@ class DiskLayout:
 
     `divisors` are the logical elements per stored element along each axis of the target; where the target's grid is
     finer, each stored element is repeated. `packed` stored elements, one after the other along the last axis, are the bytes
-    of one of the target: shapes in the target's order count them as one.
+    of one of the target: shapes in the target's order count them as one. `single` is set where there is one element, and is
+    the shape on disk without an axis for it: that element is stored as a scalar, or as a vector of one.
     """
 
     shape: tuple[int, ...]
@@ -101,6 +104,11 @@ class DiskLayout:
     order: tuple[int, ...]
     divisors: tuple[int, ...]
     packed: int = 1
+    single: tuple[int, ...] | None = None
+
+    def accepts(self, shape: tuple[int, ...]) -> bool:
+        """Whether a source of this shape is one that lies so."""
+        return shape == self.shape or (self.single is not None and shape in (self.single, (*self.single, 1)))
 
     @property
     def seen(self) -> tuple[int, ...]:
@@ -110,7 +118,7 @@ class DiskLayout:
     @property
     def is_plain(self) -> bool:
         """Whether the axes on disk are those of the target, in its order."""
-        return self.shape == self.viewed and self.order == tuple(range(len(self.order)))
+        return self.single is None and self.shape == self.viewed and self.order == tuple(range(len(self.order)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ def local_axis(axis: Axis, position: Position, *, stored: int | None = None, by_
             if filled < at + width:
                 padding.append((filled, at + width))
             at += width
-        joined += -(-size // stored)
+        joined += 0 if axis.per_part else -(-size // stored)
     return LocalAxis(at, tuple(segments), tuple(padding), axis.fill)
 
 

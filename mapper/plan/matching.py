@@ -175,15 +175,15 @@ def _match_family(
             wrong += [
                 finding("M506", place=family.rule.place, subject=name, name=name, problem=family.refusal) for name in present
             ]
-        shape = source.disk.shape if source.disk is not None else None
+        disk = source.disk
         allowed = source.dtypes
         for name, header in zip(spelled, headers, strict=True):
             if header is None or header is NAME_ONLY:
                 continue
             if source.scale_of is None:
                 kinds.add(header[0])
-            if shape is not None and header[1] != shape:
-                wrong.append(_wrong_shape(family, source.disk, name, header))
+            if disk is not None and header[1] != disk.shape and not disk.accepts(header[1]):
+                wrong.append(_wrong_shape(family, disk, name, header))
             if allowed and header[0] not in allowed:
                 refused.add(name)
                 wrong.append(_wrong_dtype(family, name, allowed, header))
@@ -278,12 +278,13 @@ def _headers(
     return chosen
 
 
-def _wrong_shape(family: Family, disk: DiskLayout | None, name: str, header: TensorHeader) -> Diagnostic:
+def _wrong_shape(family: Family, disk: DiskLayout, name: str, header: TensorHeader) -> Diagnostic:
     assert family.axes is not None
-    assert disk is not None
     dims = "as the format stores it"
     if disk.is_plain and len(disk.shape) == len(family.axes):
         dims = ", ".join(_spell_axis(axis, size) for axis, size in zip(family.axes, disk.shape, strict=True))
+    if disk.single is not None:
+        dims = "one element, as a scalar or a vector"
     expected, found = list(disk.shape), list(header.shape)
     return finding("M503", place=family.rule.place, subject=name, name=name, expected=expected, dims=dims, found=found)
 

@@ -307,7 +307,7 @@ class Intakes:
         findings: list[Diagnostic] = []
         if (
             family.refusal
-            or (source.disk is not None and header.shape != source.disk.shape)
+            or (source.disk is not None and not source.disk.accepts(header.shape))
             or (source.dtypes and header.dtype not in source.dtypes)
             or not fits_bitcast(family, source, header.dtype)
             or (family.values and header.dtype not in COMPUTED_DTYPES)

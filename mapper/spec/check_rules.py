@@ -9,7 +9,18 @@ from mapper.diagnostics import Diagnostic, Place, finding
 from mapper.messages.suggest import did_you_mean
 from mapper.pattern import Pattern
 from mapper.spec.check_operations import iter_value_operation_findings
-from mapper.spec.model import Format, Group, Item, Rule, Runtime, Shard, Source, SourceAlternative, Spec
+from mapper.spec.model import (
+    PARTS,
+    Format,
+    Group,
+    Item,
+    Rule,
+    Runtime,
+    Shard,
+    Source,
+    SourceAlternative,
+    Spec,
+)
 from mapper.spec.scope import (
     BASE_AXES,
     LEAF,
@@ -236,11 +247,14 @@ def _spell(leaves: set[frozenset[str]]) -> str:
 
 
 def _iter_dim_findings(rule: Rule, formats: list[Format]) -> Iterator[Diagnostic]:
+    if PARTS in (rule.dims or ()):
+        yield finding("M212", place=rule.place, name=PARTS, kind="a dim")
     known = {*(rule.dims or ()), *(index for index, dim in rule.stack if dim is None)}
     for format in formats:
         for leaf in (leaf for alternative in format.alternatives for leaf in alternative.leaves):
             halves = [half.dims for half in leaf.dequantize or ()]
             known |= {axis.dim for axes in (leaf.dims, leaf.stored or (), *halves) for axis in axes if axis.dim is not None}
+    known.discard(PARTS)
     used = [("shard", shard.dim, shard.place) for shard in rule.shard.values()]
     used += [("stack", dim, rule.place) for _, dim in rule.stack if dim is not None]
     used += [("append", rule.append, rule.place)] if rule.append is not None else []

@@ -17,6 +17,8 @@ from mapper.pattern import Pattern
 Literals = int | float | str | bool | list[object] | dict[str, object] | None
 Status = Literal["draft", "checked", "verified"]
 
+PARTS = "parts"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedExpression(Expression):
@@ -78,7 +80,10 @@ class Index:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis of a leaf: a dim divided by `divisor` (None: 1), or with `dim` None a fixed number of elements."""
+    """One axis of a leaf: a dim divided by `divisor` (None: 1), or with `dim` None a fixed number of elements.
+
+    The dim `PARTS` is one element for each part of the rule.
+    """
 
     dim: str | None
     divisor: Expression | None

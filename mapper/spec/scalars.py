@@ -8,7 +8,7 @@ from mapper import expressions, pattern
 from mapper.diagnostics import Diagnostic, finding
 from mapper.expressions import Expression, ExpressionError
 from mapper.pattern import Pattern, PatternError
-from mapper.spec.model import Axis, Located, PlacedPattern, placed_expression
+from mapper.spec.model import PARTS, Axis, Located, PlacedPattern, placed_expression
 from mapper.yaml_source import Mapping, Node, Scalar, Sequence, describe, place_at, plain
 
 Findings = list[Diagnostic]
@@ -151,7 +151,7 @@ def _axis(node: Node, findings: Findings) -> Axis:
     if isinstance(scalar.value, int):
         return Axis(None, None, scalar.value, scalar.place)
     dim, slash, divisor = scalar.text.partition("/")
-    if NAME.fullmatch(dim.strip()) is None:
+    if NAME.fullmatch(dim.strip()) is None or (slash and dim.strip() == PARTS):
         findings.append(finding("M133", place=scalar.place, text=scalar.text))
         return Axis(dim, None, None, scalar.place)
     parsed = _expression(scalar, divisor, len(dim) + 1, findings) if slash else None

@@ -15,7 +15,16 @@ from mapper.spec.model import Index, Let, PlacedExpression, PlacedPattern
 from mapper.yaml_source import Scalar, place_at
 
 BASE_AXES = ("tp", "pp", "dp", "ep")
-QUANTISATION = ("quant_method", "block_out", "block_in", "group_size", "weight_bits", "redundant_experts")
+QUANTISATION = (
+    "quant_method",
+    "block_out",
+    "block_in",
+    "group_size",
+    "weight_bits",
+    "scales_per",
+    "model_dtype",
+    "redundant_experts",
+)
 LEAF = "leaf"
 RESERVED = WORDS | CONSTANTS.keys() | FUNCTIONS.keys() | {LEAF}
 

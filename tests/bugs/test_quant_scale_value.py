@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
+from mapper.diagnostics import MapperError
 from mapper.layout import Layout
-from tests.bugs.harness import Case, case, load, refusal
+from tests.bugs.harness import Case, case, load, refusal, tensors
 from tests.loads import Tensors, all_raw, raw, told
 
 
@@ -169,3 +171,201 @@ def test_the_name_of_a_scale_follows_from_how_experts_are_stored(bug: Case, tmp_
     findings = refusal(fp8, tmp_path, bug.sources("fp8"), bug.targets("fp4"))
     assert {("M531", "w1_weight_scale_inv"), ("M530", "w1_weight_scale")} <= set(told(findings))
     assert bug["config"]["n_experts"] == 2
+
+
+STACKED = """
+config: {required: [n_experts]}
+index: {expert: {count: n_experts, axis: ep}}
+runtimes: {own: {rules: [{target: w1_weight, source: 'experts.{expert}.w1.weight', stack: expert, dims: {out: 3, in: 2}}]}}
+"""
+
+
+def load_by_truth(sources: Tensors, target: torch.Tensor) -> list[str]:
+    """Load as the peer did: an id that is not true is none. Return what did not find its slot."""
+    lost = []
+    for name, tensor in sources.items():
+        expert = int(name.split(".")[1])
+        if expert:
+            target[expert] = tensor
+        else:
+            lost.append(name)
+    return lost
+
+
+@case("qs-04")
+def test_expert_0_has_a_slot(bug: Case, tmp_path: Path) -> None:
+    sources, targets = bug.sources(), bug.targets()
+    assert load_by_truth(sources, bug.targets()["w1_weight"]) == ["experts.0.w1.weight"]
+    load(bug.program(tmp_path, STACKED), tmp_path, sources, targets)
+    assert raw(targets["w1_weight"]) == b"".join(raw(each) for each in sources.values())
+
+
+CACHE_SCALES = """
+index: {kv: {values: [k, v]}}
+runtimes:
+  own:
+    mesh: vllm
+    keep: [{target: self_attn.attn.*, why: the checkpoint has no scale of the cache}]
+    rules:
+      - target: self_attn.attn.{kv}_scale
+        any_of:
+          - source: self_attn.{kv}_proj.{kv}_scale
+          - source: self_attn.qkv_proj.{kv}_scale
+          - source: self_attn.kv_scale
+        dims: {}
+        optional: true
+"""
+
+
+@case("qs-08")
+def test_scales_of_the_cache_are_found_under_each_of_their_names(bug: Case, tmp_path: Path) -> None:
+    k, v = bug.targets()
+    expected = {"A": {k: 0.5}, "B": {k: 0.5, v: 0.25}, "C": {k: 0.5, v: 0.5}}
+    assert expected.keys() == bug["checkpoint"].keys()
+    for rank in range(bug["layout"]["tp"]):
+        program = bug.program(tmp_path, CACHE_SCALES, rank=rank)
+        for form, scales in expected.items():
+            sources, targets = bug.sources(form), bug.targets()
+            assert sources.keys().isdisjoint(targets)  # the names that the peer looked for
+            report = load(program, tmp_path, sources, targets)
+            assert {name: targets[name].item() for name in scales} == scales
+            assert set(report.kept) == {k, v} - scales.keys()
+        untouched = bug.targets()
+        assert set(load(program, tmp_path, {}, untouched).kept) == {k, v}
+        assert all_raw(untouched) == all_raw(bug.targets())
+    assert bug["config"] == {"kv_cache_dtype": "fp8"}
+
+
+STACKED_QKV = """
+index: {layer: {count: 1}, kv: {values: [k, v]}}
+formats: {linear: [{leaves: {weight: [out, in]}}]}
+runtimes:
+  own:
+    mesh: vllm
+    keep: [{target: 'layers.{layer}.self_attn.attn.*', why: measured}]
+    rules:
+      - at: layers.{layer}.self_attn
+        rules:
+          - target: qkv_proj.{leaf}
+            sources: ['q_proj.{leaf}', 'k_proj.{leaf}', 'v_proj.{leaf}']
+            dims: {out: [4, 2, 2], in: 3}
+            shard: {out: tp}
+          - {target: 'attn.{kv}_scale', source: '{kv}_proj.{kv}_scale', dims: {}, optional: true}
+"""
+
+
+@case("qs-10")
+def test_a_scale_of_the_cache_is_not_stacked_with_the_projection_that_it_stands_under(bug: Case, tmp_path: Path) -> None:
+    sources, targets = bug.sources(), bug.targets()
+    assert [name.replace("k_proj", "qkv_proj") in targets for name in sources] == [False]  # the peer's KeyError
+
+    prefix = "layers.0.self_attn"
+    rows = {"q": 4, "k": 2, "v": 2}
+    sources |= tensors({f"{prefix}.{part}_proj.weight": f"F32[{size},3]" for part, size in rows.items()})
+    targets |= tensors({f"{prefix}.qkv_proj.weight": "F32[4,3]"})
+    load(bug.program(tmp_path, STACKED_QKV), tmp_path, sources, targets)
+    assert targets[f"{prefix}.attn.k_scale"].item() == 0.5
+    assert bug["config"] == {"quant": "nvfp4"}
+
+
+ONE_SCALE = "runtimes: {own: {mesh: vllm, rules: [{target: attn.k_scale, dims: {one: 1}}]}}\n"
+
+
+@case("qs-12")
+def test_scales_of_heads_do_not_fill_one_of_a_tensor(bug: Case, tmp_path: Path) -> None:
+    sources, targets = bug.sources(), bug.targets()
+    tp = bug["layout"]["tp"]
+    assert {len(each) // tp for each in sources.values()} == {1}  # the slice of one head that the peer would have taken
+    program = bug.program(tmp_path, ONE_SCALE, config={})
+    assert told(refusal(program, tmp_path, sources, targets)) == [("M503", "attn.k_scale")]
+    load(program, tmp_path, {"attn.k_scale": torch.tensor(0.5)}, targets)
+    assert targets["attn.k_scale"].tolist() == [0.5]
+    assert not bug["config"]
+
+
+QKV = """
+runtimes:
+  own:
+    mesh: vllm
+    rules:
+      - target: qkv_proj.{leaf}
+        sources: ['q_proj.{leaf}', 'k_proj.{leaf}', 'v_proj.{leaf}']
+        dims: {out: [128, 128, 128], in: 128}
+        shard: {out: tp}
+"""
+WEIGHTS = {f"{part}_proj.weight": "F8_E4M3[128,128]" for part in "qkv"}
+
+
+@case("qs-13")
+def test_a_scale_is_named_after_blocks_only_where_there_are_blocks(bug: Case, tmp_path: Path) -> None:
+    scales, targets = bug.sources(), bug.targets()
+    renamed = {name.replace("weight_scale_inv", "weight_scale") for name in scales}
+    assert not renamed & scales.keys()  # the names that the peer looked for
+
+    blocks = bug["config"]["weight_block_size"]
+    config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": blocks}}
+    targets |= tensors({"qkv_proj.weight": "F8_E4M3[384,128]"})
+    load(bug.program(tmp_path, QKV, config=config), tmp_path, scales | tensors(WEIGHTS), targets)
+    assert raw(targets["qkv_proj.weight_scale_inv"]) == b"".join(raw(each) for each in scales.values())
+
+    config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": None}}
+    program = bug.program(tmp_path, QKV, config=config)
+    plain = {name.replace("_inv", ""): each.reshape(1) for name, each in scales.items()}
+    whole = tensors({"qkv_proj.weight": "F8_E4M3[384,128]", "qkv_proj.weight_scale": "F32[3]"})
+    load(program, tmp_path, plain | tensors(WEIGHTS), whole)
+    assert raw(whole["qkv_proj.weight_scale"]) == b"".join(raw(each) for each in scales.values())
+    assert bug["layout"] == {"tp": 1}
+
+
+ROTARY = """
+config: {required: [heads, head_dim]}
+formats: {linear: [{leaves: {weight: [out, in], weight_scale: SCALE}}]}
+runtimes:
+  own:
+    rules:
+      - target: q_proj.{leaf}
+        dims: {out: heads * head_dim, in: 2}
+        do: [{view: (head half two) in -> (head two half) in, head: heads, two: 2}]
+"""
+
+
+@case("qs-17")
+def test_rows_and_their_scales_are_put_in_one_order(bug: Case, tmp_path: Path) -> None:
+    sources, targets = bug.sources(), bug.targets()
+    load(bug.program(tmp_path, ROTARY.replace("SCALE", "[out, 1]")), tmp_path, sources, targets)
+    order = [0, 2, 1, 3]
+    assert targets["q_proj.weight"][:, 0].tolist() == order
+    assert targets["q_proj.weight_scale"].flatten().tolist() == order
+    assert sources["q_proj.weight_scale"].flatten().tolist() != order  # the peer left the scales as they lay
+
+    with pytest.raises(MapperError) as caught:
+        bug.program(tmp_path, ROTARY.replace("SCALE", "[out / 2, in]"))
+    assert {each.code for each in caught.value.diagnostics} == {"M340"}
+    assert bug["layout"] == {"tp": 1}
+
+
+PER_PART = """
+formats: {linear: [{leaves: {weight: [out, in], weight_scale_2: [parts]}}]}
+runtimes:
+  own:
+    mesh: vllm
+    rules:
+      - target: qkv_proj.{leaf}
+        sources: ['q_proj.{leaf}', 'k_proj.{leaf}', 'v_proj.{leaf}']
+        dims: {out: [8, 4, 4], in: 3}
+        shard: {out: {axis: tp, units: [4, 2, 2]}}
+"""
+
+
+@case("qs-18")
+def test_a_scale_for_each_part_is_placed_by_part_and_not_cut_by_rows(bug: Case, tmp_path: Path) -> None:
+    rows = {"q": 8, "k": 4, "v": 4}
+    weights = tensors({f"{part}_proj.weight": f"F32[{size},3]" for part, size in rows.items()})
+    sources, tp = bug.sources() | weights, bug["layout"]["tp"]
+    assert 8 // tp > len(bug.targets()["qkv_proj.weight_scale_2"])  # the rows of q, where the peer narrowed
+
+    for rank in range(tp):
+        targets = bug.targets() | tensors({"qkv_proj.weight": f"F32[{16 // tp},3]"})
+        load(bug.program(tmp_path, PER_PART, rank=rank, config={}), tmp_path, sources, targets)
+        assert targets["qkv_proj.weight_scale_2"].tolist() == [1, 2, 3]
+    assert bug["config"] == {"quant": "nvfp4"}

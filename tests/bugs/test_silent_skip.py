@@ -406,10 +406,11 @@ def test_parts_of_two_precisions_are_not_fused(bug: Case, tmp_path: Path) -> Non
     missing = ("M501", "layers.0.linear_attn.in_proj_qkv.weight")
     assert sorted(told(findings)) == [missing, *(("M502", name) for name in packed)]
     formats = MIXED.replace('"in_proj_qkv.{leaf}"', '{source: "in_proj_qkv.{leaf}", format: packed}').replace("WHEN", "")
+    formats = formats.replace('"in_proj_b.{leaf}"', '{source: "in_proj_b.{leaf}", format: plain}')
     with pytest.raises(MapperError) as caught:
         bug.program(tmp_path, formats)
     assert [each.code for each in caught.value.diagnostics] == ["M218"]
-    assert "the formats 'packed' and 'linear' of one rule never have the same target leaves" in str(caught.value)
+    assert "the formats 'packed' and 'plain' of one rule never have the same target leaves" in str(caught.value)
 
     per_layer = bug.program(tmp_path, MIXED.replace("WHEN", "when: layer not in packed_layers") + UNFUSED)
     model = {name: torch.empty_like(tensor) for name, tensor in sources.items()}

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from tests.oracle import deepseek_v3, deepseek_v4
+from tests.oracle import deepseek_v3, deepseek_v4, quantized
 from tests.oracle.deepseek_v3 import ONE_DRAFT_LAYER, V2, V3, deepseek_headers
 from tests.oracle.deepseek_v4 import deepseek_v4_headers
 from tests.oracle.dense import (
@@ -135,6 +135,13 @@ FAMILIES: dict[str, Family] = {
     "gemma3": Family(GEMMA3, gemma3_headers),
     "qwen3_fp8": Family(QWEN3_FP8, qwen3_headers),
     "qwen3_fp8_halfblock": Family(QWEN3_FP8_HALF_BLOCK, qwen3_headers),
+    "llama_fp8_tensor": Family(quantized.FP8_PER_TENSOR, quantized.fp8_per_tensor_headers),
+    "llama_fp8_tensor_of_one": Family(quantized.FP8_PER_TENSOR_OF_ONE, quantized.fp8_per_tensor_of_one_headers),
+    "llama_fp8_channel": Family(quantized.FP8_PER_CHANNEL, quantized.fp8_per_channel_headers),
+    "llama_awq": Family(quantized.AWQ, quantized.awq_headers),
+    "llama_gptq": Family(quantized.GPTQ, quantized.gptq_headers),
+    "llama_int4": Family(quantized.INT4, quantized.int4_headers),
+    "llama_nvfp4": Family(quantized.NVFP4, quantized.nvfp4_headers),
     "gpt_oss_bf16": Family(GPT_OSS, gpt_oss_headers),
     "gpt_oss_mxfp4": Family({**GPT_OSS, **MXFP4}, gpt_oss_headers),
 }

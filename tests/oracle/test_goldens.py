@@ -42,6 +42,13 @@ NUM_RANKS = {
     "glm4_moe": (72, 0),
     "mixtral": (55, 0),
     "qwen2_moe": (55, 0),
+    "llama_awq": (21, 0),
+    "llama_fp8_channel": (21, 0),
+    "llama_fp8_tensor": (21, 0),
+    "llama_fp8_tensor_of_one": (21, 0),
+    "llama_gptq": (21, 0),
+    "llama_int4": (21, 0),
+    "llama_nvfp4": (21, 0),
     "phi3": (21, 0),
     "qwen3_fp8": (21, 0),
     "qwen3_fp8_halfblock": (3, 18),
@@ -268,6 +275,8 @@ def test_what_vllm_leaves_alone_elsewhere_is_padding_replicas_or_kept():
         *((name, ("00",)) for name in ("w13_weight", "w13_weight_scale", "w2_weight", "w2_weight_scale")),
         ("w13_bias", ("0000",)),
         *((f"{name}_scale", ("bf80",)) for name in ("q", "k", "v", "prob")),  # -1: not measured
+        *((f"{name}_scale", ("3f800000",)) for name in ("q", "k", "v")),  # for compressed-tensors 1
+        *((f"{name}_zero_point", ("0000",)) for name in ("q", "k", "v")),
         ("weight", ("7fc0",)),  # a DSpark draft's embedding and head
     }
 

@@ -32,7 +32,7 @@ PARALLEL = [
     for runtime, section in spec.runtimes.items()
     if section.mesh.like != "single" and (chosen_profile() != "dev" or (name, runtime) == ("deepseek_v2", "vllm"))
 ]
-ENOUGH = settings(max_examples=30, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+ENOUGH = settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.parametrize(("name", "runtime"), PARALLEL)

@@ -14,7 +14,7 @@ from mapper.testing.reference.load import spelled_skips
 from mapper.testing.reference.operations import operations_of
 from mapper.testing.reference.rules import flat_rules
 from mapper.testing.reference.units import Piece, Unit, units_of
-from mapper.testing.reference.whole import Plan, check_cuts, plan_of, stored_lines
+from mapper.testing.reference.whole import Plan, check_cuts, is_bias, plan_of, stored_lines
 from mapper.testing.reference.world import Config, World, world_of
 
 Shape = tuple[int, ...]
@@ -142,7 +142,9 @@ def _is_cast(unit: Unit, piece: Piece, world: World) -> bool:
 
 def _is_refused(unit: Unit, plan: Plan) -> bool:
     present = {line.dim for line in plan.lines}
-    return any(dim not in present and any(shard.axis) and shard.bias is None for dim, shard in unit.flat.rule.shard.items())
+    return is_bias(unit) and any(
+        dim not in present and any(shard.axis) and shard.bias is None for dim, shard in unit.flat.rule.shard.items()
+    )
 
 
 def _shape(unit: Unit, piece: Piece, number: int, half: int, plan: Plan, world: World) -> Shape:

@@ -108,6 +108,8 @@ def one_axis_per_dim(
 ) -> tuple[Bits, list[Line]]:
     """Return a stored tensor with exactly one axis per dim, in the order of the lines that are returned with it."""
     expected = stored_shape(lines, sizes, joined)
+    if {array.shape, expected} == {(), (1,)}:  # one element is a scalar, or a vector of one
+        array = array.reshape(expected)
     if array.shape != expected:
         raise WrongShape(f"the shape is {array.shape}, expected {expected}")
     outer = {names[0] for names in joined.values()}

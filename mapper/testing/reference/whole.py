@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from mapper.spec.model import Shard
+from mapper.spec.model import PARTS, Shard
 from mapper.testing.reference.arrays import UNSIGNED, Bits, dtype_of
 from mapper.testing.reference.cut import cut_dim, padded_sizes, require_whole_blocks, shares
 from mapper.testing.reference.evaluate import Misfit, Scope, evaluate, integer
@@ -65,7 +65,8 @@ def plan_of(unit: Unit, world: World) -> Plan | None:
         known = known_dims(world.format(unit.pieces[0].reading.format))
         leading = tuple(name for name in sizes if name not in known)
     lines = tuple(target_lines(unit.leaf, leading, scope))
-    stored = source_sizes(rule, operations_of(rule, unit.leaf), sizes, scope)
+    stored = {**source_sizes(rule, operations_of(rule, unit.leaf), sizes, scope), PARTS: (1,)}
+    sizes[PARTS] = (1,) * max((len(each) for each in sizes.values()), default=1)
     return Plan(sizes, stored, leading, lines, dict(rule.stored), with_parts[0] if with_parts else None)
 
 
@@ -131,7 +132,7 @@ def split_targets(array: Bits, unit: Unit, plan: Plan | None) -> list[Bits]:
     assert plan.parts is not None
     axis = _axis_of(plan.parts, plan)
     line = plan.lines[axis]
-    ends = list(accumulate(line.length(size) for size in plan.sizes[plan.parts]))
+    ends = list(accumulate(line.length(size) for size in plan.sizes[line.dim]))
     return np.split(array, ends[:-1], axis=axis + len(unit.flat.rule.stack))
 
 
@@ -155,9 +156,14 @@ def local(array: Bits, part: int, unit: Unit, world: World, reader: Reader, dtyp
             array = _cut_line(array, axis, line, part, shard, plan, unit, world, reader, dtype)
         axis += 1
     for dim, shard in rule.shard.items():
-        if dim not in {line.dim for line in plan.lines} and any(shard.axis):
+        if is_bias(unit) and dim not in {line.dim for line in plan.lines} and any(shard.axis):
             array = _without_dim(array, shard, world, reader, dtype)
     return _with_inner_axes(array, plan)
+
+
+def is_bias(unit: Unit) -> bool:
+    """Say whether the unit is added to a product, once or once for each rank."""
+    return unit.leaf is not None and unit.leaf.name == "bias"
 
 
 def _with_inner_axes(array: Bits, plan: Plan) -> Bits:
@@ -215,12 +221,13 @@ def _readings(unit: Unit, number: int, plan: Plan | None, world: World, reader: 
         if piece.leaf is not None and (piece.leaf.stored is not None or piece.leaf.dequantize is not None):
             raise NotImplementedError("a stored layout without dims")
         return [reader.read(names[0], unit.flat, piece.leaf, scope) for names in piece.names]
+    num_parts = len(plan.sizes[PARTS])
     plan = replace(plan, sizes=plan.source_sizes)
     if len(unit.pieces) > 1:
         assert plan.parts is not None
         plan = replace(plan, sizes={**plan.sizes, plan.parts: (plan.sizes[plan.parts][number],)})
     lines = _piece_lines(piece, plan, scope)
-    found = []
+    found: list[Bits] = []
     for names in piece.names:
         if piece.leaf is not None and piece.leaf.dequantize is not None:
             leading = [Line(dim, 1, ()) for dim in plan.leading]
@@ -231,6 +238,9 @@ def _readings(unit: Unit, number: int, plan: Plan | None, world: World, reader: 
         for each in _unstacked(array, unit, piece):
             one, stored = one_axis_per_dim(each, read_lines(piece, plan, scope), plan.sizes, plan.joined)
             found.append(to_target_grid(one, stored, lines, plan.sizes))
+    dims = [line.dim for line in lines]
+    if PARTS in dims and len(unit.pieces) == 1:  # what is stored once for all parts is each part's
+        found = [np.repeat(each, num_parts, axis=dims.index(PARTS)) for each in found]
     return found
 
 
@@ -261,7 +271,8 @@ def stored_lines(piece: Piece, plan: Plan, scope: Scope) -> list[Line]:
 
 
 def _axis_of(dim: str | None, plan: Plan) -> int:
-    return [line.dim for line in plan.lines].index(str(dim))
+    dims = [line.dim for line in plan.lines]
+    return dims.index(str(dim) if dim in dims else PARTS)
 
 
 def _target_sizes(line: Line, part: int, plan: Plan, unit: Unit) -> list[int]:

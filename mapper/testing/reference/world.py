@@ -181,7 +181,20 @@ def _quantization(config: Config) -> dict[str, object]:
         "block_in": block[1],
         "group_size": _of_groups(given, "group_size", "group_size") or 1,
         "weight_bits": _of_groups(given, "bits", "num_bits"),
+        "scales_per": "block" if block[0] > 1 else _scales_per(given),
+        "model_dtype": _look_up(config, "dtype")[1] or _look_up(config, "torch_dtype")[1],
     }
+
+
+def _scales_per(given: Mapping[str, object]) -> object:
+    method = given.get("quant_method")
+    if method in ("awq", "gptq") and not given.get("desc_act"):
+        return "channel" if given.get("group_size") == -1 else "group"
+    if method == "compressed-tensors":
+        return _of_groups(given, "strategy", "strategy")
+    if method == "modelopt":
+        return {"FP8": "tensor", "NVFP4": "group"}.get(str(given.get("quant_algo")))
+    return "tensor" if method == "fp8" else None
 
 
 def _of_groups(given: Mapping[str, object], key: str, group_key: str) -> object:

@@ -114,8 +114,11 @@ def _kin(name: str, example: Example) -> frozenset[str]:
 
 
 def _reshaped(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the tensor with one row more, one row less, its dims swapped and a dim more, as far as that differs."""
-    yield tensor.unsqueeze(0).contiguous()
+    """Yield the tensor with one row more, one row less, its dims swapped and a dim more, as far as that differs.
+
+    A scalar and a vector of one are the same.
+    """
+    yield tensor.reshape(1, *tensor.shape or (1,))
     if tensor.ndim:
         yield torch.cat([tensor.view(torch.uint8), tensor[:1].view(torch.uint8)]).view(tensor.dtype)
     if tensor.ndim == 2 and tensor.shape[0] != tensor.shape[1]:

@@ -64,6 +64,7 @@ def specs(draw: st.DrawFn) -> DrawnSpec:
             "expert": {"count": "num_experts", "axis": "ep"},
             "branch": {"values": ["red", "blue"]},
         },
+        "formats": {"scaled": [{"leaves": {"weight": ["out", "in"], "weight_scale": {"dims": ["parts"]}}}]},
         "blocks": {"layer": layer_rules},
         "runtimes": {
             RUNTIME: {
@@ -125,6 +126,7 @@ def _padded(draw: st.DrawFn, name: str) -> Entry:
 
 def _linear(draw: st.DrawFn, name: str) -> Entry:
     return {
+        **_format(draw, "linear"),
         "target": f"{name}.{{leaf}}",
         "dims": {"out": "head_rows", "in": "width"},
         "shard": {"out": {"axis": "tp", "units": "heads"}},
@@ -132,7 +134,13 @@ def _linear(draw: st.DrawFn, name: str) -> Entry:
 
 
 def _row_parallel(draw: st.DrawFn, name: str) -> Entry:
-    return {"target": f"{name}.{{leaf}}", "dims": {"out": "width", "in": "wide"}, "shard": {"in": "tp"}}
+    rule: Entry = {"target": f"{name}.{{leaf}}", "dims": {"out": "width", "in": "wide"}, "shard": {"in": "tp"}}
+    return {**rule, **_format(draw, "linear")}
+
+
+def _format(draw: st.DrawFn, plain: str) -> Entry:
+    """Draw a format: one leaf of a matrix, or one scale for each part beside it."""
+    return {"format": draw(st.sampled_from((plain, "scaled")))}
 
 
 def _heads(draw: st.DrawFn, name: str) -> Entry:
@@ -143,6 +151,7 @@ def _heads(draw: st.DrawFn, name: str) -> Entry:
     units = ["heads", "few", "few"]
     return {
         **rule,
+        **_format(draw, "linear"),
         "dims": {"out": ["head_rows", "few_rows", "few_rows"], "in": "width"},
         "shard": {"out": {"axis": "tp", "units": units}},
     }
@@ -153,6 +162,7 @@ def _fused(draw: st.DrawFn, name: str) -> Entry:
         "target": f"{name}.both.{{leaf}}",
         "sources": [f"{name}.up.{{leaf}}", f"{name}.gate.{{leaf}}"],
         "dims": {"out": ["wide", "wide"], "in": "width"},
+        **_format(draw, "linear"),
     }
     if draw(st.booleans()):
         rule["shard"] = {"out": "tp"}
@@ -166,7 +176,7 @@ def _experts(draw: st.DrawFn, name: str) -> Entry:
         "stack": "expert",
         "dims": {"out": ["wide", "wide"], "in": "width"},
         "shard": {"out": "moe_tp"},
-        "format": "plain",
+        **_format(draw, "plain"),
     }
 
 
