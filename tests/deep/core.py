@@ -30,6 +30,8 @@ RULES = (
     "tests/test_targets.py",
     "tests/test_ties.py",
     "tests/test_reroot.py",
+    "tests/test_operations.py",
+    "tests/test_parts.py",
 )
 """Quick tests of single rules, from a spec to the boxes of a plan."""
 
@@ -55,9 +57,8 @@ JUDGES: dict[str, tuple[str, ...]] = {
     "mapper/plan/geometry.py": ("tests/test_geometry.py", "tests/test_geometry_grids.py", *RULES),
     "mapper/plan/matching.py": ("tests/test_matching.py", *RULES),
     "mapper/plan/targets.py": ("tests/test_targets.py", *RULES),
-    "mapper/plan/weave.py": ("tests/test_weave.py", "tests/test_operations.py", *RULES),
+    "mapper/plan/weave.py": ("tests/test_weave.py", *RULES),
     "mapper/plan/ranges.py": ("tests/test_ranges.py", *RULES),
-    "mapper/plan/local.py": (*RULES, "tests/test_operations.py"),
     "mapper/plan/derived.py": ("tests/test_finalize.py", *RULES),
     "mapper/plan/digest.py": ("tests/test_digest.py",),
     "mapper/plan/*.py": RULES,
