@@ -261,8 +261,9 @@ def test_cast_makes_one_dtype_of_many():
     assert told(found) == []
     plan = plan_of(program_of(rules(PARTS.format(", cast: bfloat16"), before=LAYERS)), retyped(SOURCES, q__1="F16"))
     assert {each.dtype for each in plan.targets.values()} == {"BF16"}
-    found = matched(rules(PARTS.format(", bitcast: int32"), before=LAYERS), retyped(SOURCES, q__1="F16"))
-    assert [(each.code, each.subject) for each in found.findings] == [("M507", "q.1")]
+    for dtype, code in (("I32", "M507"), ("F16", "M512")):
+        found = matched(rules(PARTS.format(", bitcast: int32"), before=LAYERS), retyped(SOURCES, q__1=dtype))
+        assert [(each.code, each.subject) for each in found.findings] == [(code, "q.1")]
 
 
 def test_header_of_each_target_decides_where_no_dims_are_stated():
