@@ -1,0 +1,38 @@
+"""The parameters of a vLLM model under the names that a spec has for them."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from mapper.compiler import Program
+
+WRAPPED = "base_layer"
+"""vLLM puts a layer that LoRA adapters belong to inside another, under this name."""
+
+
+def targets_of(model: nn.Module, program: Program | None = None) -> dict[str, torch.Tensor]:
+    """Return every parameter under all of its names, and those persistent buffers that the program fills.
+
+    Other persistent buffers are vLLM's own (the scales of attention layers); no checkpoint fills them, and nothing says so
+    parameter by parameter.
+    """
+    tensors: dict[str, torch.Tensor] = {
+        without_wrappers(name): parameter for name, parameter in model.named_parameters(remove_duplicate=False)
+    }
+    if program is not None:
+        persistent = set(model.state_dict(keep_vars=True))
+        for name, buffer in model.named_buffers(remove_duplicate=False):
+            plain = without_wrappers(name)
+            if name in persistent and any(family.target.match(plain) is not None for family in program.families):
+                tensors[plain] = buffer
+    return tensors
+
+
+def without_wrappers(name: str) -> str:
+    """Return the name as it is without LoRA.
+
+    >>> without_wrappers('model.layers.0.mlp.down_proj.base_layer.weight')
+    'model.layers.0.mlp.down_proj.weight'
+    """
+    return ".".join(segment for segment in name.split(".") if segment != WRAPPED)
