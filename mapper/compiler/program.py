@@ -149,9 +149,7 @@ class Program:
         _raise(findings)
         return replace(self, keeps=(*self.keeps, *added))
 
-    def _further(
-        self, rules: Iterable[tuple[str, str]], origin: str, *, first: int
-    ) -> tuple[list[SkipRule], list[Diagnostic]]:
+    def _further(self, rules: Iterable[tuple[str, str]], origin: str, *, first: int) -> tuple[list[SkipRule], list[Diagnostic]]:
         """Return further skips or keeps, numbered from `first`, and what is wrong with their patterns."""
         added: list[SkipRule] = []
         findings: list[Diagnostic] = []

@@ -17,16 +17,21 @@ def targets_of(model: nn.Module, program: Program | None = None) -> dict[str, to
     Other persistent buffers are vLLM's own (the scales of attention layers); no checkpoint fills them, and nothing says so
     parameter by parameter.
     """
-    tensors: dict[str, torch.Tensor] = {
-        without_wrappers(name): parameter for name, parameter in model.named_parameters(remove_duplicate=False)
+    targets: dict[str, torch.Tensor] = {
+        without_wrappers(name): each for name, each in model.named_parameters(remove_duplicate=False)
     }
     if program is not None:
-        persistent = set(model.state_dict(keep_vars=True))
-        for name, buffer in model.named_buffers(remove_duplicate=False):
-            plain = without_wrappers(name)
-            if name in persistent and any(family.target.match(plain) is not None for family in program.families):
-                tensors[plain] = buffer
-    return tensors
+        for name, buffer in persistent_buffers(model).items():
+            if any(family.target.match(name) is not None for family in program.families):
+                targets[name] = buffer
+    return targets
+
+
+def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return every persistent buffer under all of its names."""
+    persistent = set(model.state_dict(keep_vars=True))
+    named = model.named_buffers(remove_duplicate=False)
+    return {without_wrappers(name): buffer for name, buffer in named if name in persistent}
 
 
 def without_wrappers(name: str) -> str:
