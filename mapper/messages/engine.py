@@ -25,7 +25,7 @@ MESSAGES: dict[str, Message] = {
     ),
     "M754": Message(
         "{name!r} is not as it was after the load: {what}",
-        "Something has replaced or reshaped the parameter since; an update of the old tensor would have no effect on the engine.",
+        "Something has replaced or reshaped the parameter; an update of what it was would have no effect on the engine.",
         "Start the engine anew, or update it with vLLM's own reload_weights.",
     ),
     "M755": Message(

@@ -54,9 +54,8 @@ def divide(program: Program, checkpoint: Checkpoint, tensors: Mapping[str, torch
         _raise([each for each in (*plan.findings, *found) if each.subject not in excused])
         proved = _without(plan, delegated)
         bound = {name: tensor for name, tensor in tensors.items() if name not in delegated}
-        left = [
-            name for name in checkpoint.tensors if name not in plan.matching.skipped and (name in own or name not in needed)
-        ]
+        covered = plan.matching.skipped.keys() | (needed - own)
+        left = [name for name in checkpoint.tensors if name not in covered]
         present = {name: why for name, why in delegated.items() if name in tensors}
         return Division(proved, bind(proved, bound), present, tuple(left))
 

@@ -53,7 +53,8 @@ class MapperModelLoader(BaseModelLoader):  # type: ignore[misc]
         own = self._vllm_loader()
         checkpoint = Checkpoint.open(_folder_of(model_config, own))
         engine = engine_of(get_current_vllm_config(), model_config, model)
-        fallback = Fallback(whole=lambda: _loaded_by(own, model, model_config), part=model.load_weights)
+        own_weights: Any = model
+        fallback = Fallback(whole=lambda: _loaded_by(own, model, model_config), part=own_weights.load_weights)
         report = load(engine, self._settings, model, checkpoint, fallback)
         remember(model, engine, self._settings, report)
         LOGGER.info(report.to_text())
@@ -89,7 +90,7 @@ def engine_of(vllm_config: Any, model_config: Any, model: nn.Module) -> Engine:
     parallel = vllm_config.parallel_config
     dp = parallel.data_parallel_size
     pp = get_pp_group()
-    experts = [module for module in model.modules() if hasattr(module, "expert_map_manager")]
+    experts: list[Any] = [module for module in model.modules() if hasattr(module, "expert_map_manager")]
     return Engine(
         version=vllm.__version__,
         architectures=tuple(model_config.hf_config.architectures or ()),

@@ -17,14 +17,13 @@ def targets_of(model: nn.Module, program: Program | None = None) -> dict[str, to
     Other persistent buffers are vLLM's own (the scales of attention layers); no checkpoint fills them, and nothing says so
     parameter by parameter.
     """
-    targets: dict[str, torch.Tensor] = {
-        without_wrappers(name): each for name, each in model.named_parameters(remove_duplicate=False)
+    named = model.named_parameters(remove_duplicate=False)
+    targets: dict[str, torch.Tensor] = {without_wrappers(name): each for name, each in named}
+    families = () if program is None else program.families
+    buffers = persistent_buffers(model) if families else {}
+    return targets | {
+        name: each for name, each in buffers.items() if any(family.target.match(name) is not None for family in families)
     }
-    if program is not None:
-        for name, buffer in persistent_buffers(model).items():
-            if any(family.target.match(name) is not None for family in program.families):
-                targets[name] = buffer
-    return targets
 
 
 def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Updates of a running engine, as an extension of vLLM's worker: `worker_extension_cls="mapper.integrations.vllm.worker.Updates"`.
+"""Updates of a running engine, as an extension of vLLM's worker: `mapper.integrations.vllm.worker.Updates`.
 
 Call the methods on all workers at once (`collective_rpc`). The new weights go through vLLM's own layerwise reload, which
 restores each layer as it was before post-processing, processes it again, and copies the result to where the engine serves from.
@@ -36,7 +36,7 @@ class Updates:
         """Open an update; raises MapperError where the model cannot be updated. The engine may serve on meanwhile."""
         if self._open_update() is not None:
             raise MapperError([finding("M758")])
-        self._mapper_update = LiveUpdate(self.model_runner.get_model())
+        self._mapper_update: LiveUpdate | None = LiveUpdate(self.model_runner.get_model())
 
     def feed(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Take tensors of the new checkpoint by name, in any order and any number of calls."""
@@ -52,7 +52,9 @@ class Updates:
         Raises MapperError on all ranks, and nothing has changed, where any of them lacks something; more may be fed then.
         The engine's caches of what the old weights computed are the caller's to drop (`reset_prefix_cache`).
         """
-        update, findings, account = self._required_update(), (), {}
+        update = self._required_update()
+        findings: tuple[Diagnostic, ...] = ()
+        account: dict[str, object] = {}
         try:
             account = update.finish().to_json()
         except MapperError as error:
@@ -90,7 +92,7 @@ def _put_in_place(model: nn.Module, values: dict[str, torch.Tensor], model_confi
     initialize_layerwise_reload(model)
     own_loaders: list[tuple[torch.Tensor, Any]] = []
     for module, leaf, value in fillings:
-        target = getattr(module, leaf)
+        target: Any = getattr(module, leaf)
         if leaf in SKIP_TENSORS:  # vLLM leaves these where they are
             target.data.copy_(value)
             continue
