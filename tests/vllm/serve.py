@@ -1,0 +1,69 @@
+"""One engine in a fresh process: `python -m tests.vllm.serve JOB.json RESULT.pt`. It starts, answers, and does the job's steps."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.vllm.models import VOCABULARY, prompts
+
+
+def serve(job: dict[str, Any]) -> dict[str, Any]:
+    """Start the engine that the job describes, and return what each step gave."""
+    from vllm import LLM
+
+    start = time.perf_counter()
+    llm = LLM(
+        model=job["model"],
+        load_format=job["load_format"],
+        model_loader_extra_config=job.get("settings", {}),
+        tensor_parallel_size=job.get("tp", 1),
+        enable_expert_parallel=job.get("ep", False),
+        worker_extension_cls="tests.vllm.probe.Probe",
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        dtype="bfloat16",
+        max_model_len=64,
+        max_num_seqs=4,
+        max_num_batched_tokens=128,
+        max_logprobs=-1,
+        enable_prefix_caching=False,
+        disable_log_stats=True,
+        **job.get("engine", {}),
+    )
+    result: dict[str, Any] = {"seconds": time.perf_counter() - start}
+    result["hashes"] = llm.collective_rpc("probe_hashes")
+    result["reports"] = llm.collective_rpc("probe_report")
+    result["logprobs"] = logprobs_of(llm)
+    result["steps"] = [_step(llm, *step) for step in job.get("steps", ())]
+    return result
+
+
+def _step(llm: Any, method: str, *arguments: Any) -> Any:
+    if method == "logprobs":
+        return logprobs_of(llm)
+    try:
+        return {"gave": llm.collective_rpc(method, args=tuple(arguments))}
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def logprobs_of(llm: Any) -> torch.Tensor:
+    """Return the log probability of every token of the vocabulary at every position of every prompt, as float32."""
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=-1, detokenize=False)
+    rows = []
+    for output in llm.generate([{"prompt_token_ids": each} for each in prompts()], sampling, use_tqdm=False):
+        for position in output.prompt_logprobs[1:]:
+            rows.append([position[token].logprob for token in range(VOCABULARY)])
+    return torch.tensor(rows, dtype=torch.float32)
+
+
+if __name__ == "__main__":
+    torch.save(serve(json.loads(Path(sys.argv[1]).read_text())), sys.argv[2])
