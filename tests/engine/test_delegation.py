@@ -178,9 +178,7 @@ def test_draft_that_is_covered_in_part_is_left_to_vllm_whole(tmp_path: Path) -> 
 
 def test_wrapped_layers_are_found(tmp_path: Path) -> None:
     tensors = parameters(tmp_path)
-    wrapped = {
-        name.replace(".down_proj.", ".down_proj.base_layer."): tensor for name, tensor in tensors.items()
-    }
+    wrapped = {name.replace(".down_proj.", ".down_proj.base_layer."): tensor for name, tensor in tensors.items()}
     model = built(wrapped)
     report = load(engine(), STRICT, model, checkpoint_in(tmp_path / "c"), Own(model).fallback)
     assert report.counts == {"proved": len(tensors), "kept": 0, "delegated": 0}

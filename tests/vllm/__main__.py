@@ -54,7 +54,7 @@ def asked(scenario: Scenario, folder: Path) -> dict[str, Any]:
     results = {}
     faults = []
     for name, job in scenario.jobs(str(model)).items():
-        result = run(job, folder / "job", tp=scenario.tp)
+        result = run(job, folder / "job", tp=scenario.tp, is_split=scenario.is_live)
         if isinstance(result, str):
             faults.append(f"the engine {name!r} failed: {result}")
         else:
@@ -70,8 +70,11 @@ def asked(scenario: Scenario, folder: Path) -> dict[str, Any]:
     }
 
 
-def run(job: dict[str, Any], path: Path, *, tp: int) -> dict[str, Any] | str:
-    """Start one engine in a fresh process and return its result, or the end of what it printed."""
+def run(job: dict[str, Any], path: Path, *, tp: int, is_split: bool) -> dict[str, Any] | str:
+    """Start one engine in a fresh process and return its result, or the end of what it printed.
+
+    The workers are processes of their own; the engine's core is one where `is_split`.
+    """
     asked, answer = path.with_suffix(".json"), path.with_suffix(".pt")
     asked.write_text(json.dumps(job))
     answer.unlink(missing_ok=True)
@@ -79,7 +82,12 @@ def run(job: dict[str, Any], path: Path, *, tp: int) -> dict[str, Any] | str:
     bind = "|".join(str(cores[rank % len(cores)]) for rank in range(tp))
     done = subprocess.run(
         [sys.executable, "-m", "tests.vllm.serve", str(asked), str(answer)],
-        env={**os.environ, **ENVIRONMENT, "VLLM_CPU_OMP_THREADS_BIND": bind},
+        env={
+            **os.environ,
+            **ENVIRONMENT,
+            "VLLM_CPU_OMP_THREADS_BIND": bind,
+            "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(is_split)),
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -10,7 +10,6 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -41,7 +40,7 @@ GROUPED: Config = {**COMMON, "num_attention_heads": 4, "num_key_value_heads": 2,
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A config, the headers that follow from it, and what the checkpoint has beyond what the target model loads."""
+    """A config, and the headers that follow from it."""
 
     config: Config
     headers: Callable[[Config], Iterator[Header]]
@@ -67,18 +66,11 @@ def write_model(name: str, folder: Path, *, seed: int = 0) -> Path:
 def _values(header: Header, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {header.name}".encode()))
     drawn = torch.randn(header.shape, generator=generator)
-    if header.name.endswith("norm.weight"):
-        drawn = 1 + drawn / 8
-    else:
-        drawn = drawn / math.sqrt(header.shape[-1])
-    return drawn.to(header.dtype)
+    is_norm = header.name.endswith("norm.weight")
+    values = 1 + drawn / 8 if is_norm else drawn / math.sqrt(header.shape[-1])
+    return values.to(header.dtype)
 
 
 def prompts() -> list[list[int]]:
     """Return a few sequences of tokens that share no start."""
     return [[(start + step * number) % VOCABULARY for number in range(24)] for start, step in ((3, 7), (101, 29), (200, 3))]
-
-
-def spelled(config: Any) -> str:
-    """Return the sizes of a model in a few words, for the evidence."""
-    return ", ".join(f"{key}={config[key]}" for key in ("num_hidden_layers", "hidden_size", "vocab_size"))

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from vllm.model_executor.model_loader import base_loader
 
 from mapper.integrations.vllm.state import loaded_of
 from mapper.integrations.vllm.worker import Updates
+from vllm.model_executor.model_loader import base_loader
 
 HASHES: dict[str, str] = {}
 """By name, the parameters of this process's model, after the load and before vLLM's post-processing."""

@@ -14,6 +14,36 @@ SHARDS = tuple(f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3
 LIVE = (("llama", 1), ("qwen3_moe", 2), ("deepseek_v3", 2))
 """Models and tensor parallel sizes that are updated while they run."""
 
+STEPS = {
+    "a feed without an update": ["feed_files", "{b0}"],
+    "begin": ["begin_update"],
+    "a second update": ["begin_update"],
+    "feed": ["feed_files", "{b0}"],
+    "feed more": ["feed_files", "{b1}"],
+    "half an update": ["finish"],
+    "logprobs then": ["logprobs"],
+    "addresses then": ["probe_addresses"],
+    "feed the rest": ["feed_files", "{b2}"],
+    "finish": ["finish"],
+    "logprobs after": ["logprobs"],
+    "addresses after": ["probe_addresses"],
+    "begin again": ["begin_update"],
+    "feed again": ["feed_files", "{a}"],
+    "finish again": ["finish"],
+    "logprobs again": ["logprobs"],
+    "move a parameter": ["probe_replace", "model.norm.weight"],
+    "an update of what has moved": ["begin_update"],
+}
+"""An update to `b` in two halves and one back to `a`, and what must be refused on the way."""
+
+REFUSED = {
+    "a feed without an update": "M757",
+    "a second update": "M758",
+    "half an update": "M501",
+    "an update of what has moved": "M754",
+}
+ALLOWED = tuple(name for name, step in STEPS.items() if name not in REFUSED and step != ["logprobs"])
+
 STRICT: Mapping[str, Any] = {"fallback": False}
 Result = Mapping[str, Any]
 
@@ -35,27 +65,8 @@ class Scenario:
                 "mapper": {**first, "load_format": "mapper", "settings": STRICT},
                 "safetensors": {**first, "load_format": "safetensors"},
             }
-        files = [f"{folder}/b/{shard}" for shard in SHARDS]
-        steps = [
-            ["feed_files", files[0]],
-            ["begin_update"],
-            ["begin_update"],
-            ["feed_files", files[0]],
-            ["feed_files", files[1]],
-            ["finish"],
-            ["logprobs"],
-            ["probe_addresses"],
-            ["feed_files", files[2]],
-            ["finish"],
-            ["logprobs"],
-            ["probe_addresses"],
-            ["begin_update"],
-            ["feed_files", f"{folder}/a"],
-            ["finish"],
-            ["logprobs"],
-            ["probe_replace", "model.norm.weight"],
-            ["begin_update"],
-        ]
+        files = {"{a}": f"{folder}/a"} | {f"{{b{number}}}": f"{folder}/b/{shard}" for number, shard in enumerate(SHARDS)}
+        steps = [[files.get(word, word) for word in step] for step in STEPS.values()]
         return {
             "updated": {**first, "load_format": "mapper", "settings": STRICT, "steps": steps},
             "fresh": {"model": f"{folder}/b", "tp": self.tp, "load_format": "safetensors"},
@@ -93,25 +104,12 @@ def _load_faults(results: Mapping[str, Result], tp: int) -> list[str]:
 
 def _live_faults(results: Mapping[str, Result]) -> list[str]:
     updated, fresh = results["updated"], results["fresh"]
-    (
-        unopened, begun, twice, first, second, half, unchanged, before, third, done, after, addresses, again, fed, back, returned,
-        _, moved,
-    ) = updated["steps"]  # fmt: skip
-    faults = [
-        f"{what} failed: {step['error']}"
-        for what, step in {
-            "begin": begun, "feed": first, "second feed": second, "third feed": third, "finish": done, "begin again": again,
-            "feed again": fed, "finish again": back,
-        }.items()
-        if "error" in step
-    ]  # fmt: skip
-    refusals = {
-        "a feed without an update": (unopened, "M757"),
-        "a second update": (twice, "M758"),
-        "half an update": (half, "M501"),
-        "an update of a parameter that has moved": (moved, "M754"),
-    }
-    faults += [f"{what} was not refused with {code}" for what, (step, code) in refusals.items() if code not in step.get("error", "")]
+    steps = dict(zip(STEPS, updated["steps"], strict=True))
+    unchanged, after, returned = (steps[name] for name in ("logprobs then", "logprobs after", "logprobs again"))
+    faults = [f"{name} failed: {steps[name]['error']}" for name in ALLOWED if "error" in steps[name]]
+    faults += [
+        f"{name} was not refused with {code}" for name, code in REFUSED.items() if code not in steps[name].get("error", "")
+    ]
     if not torch.equal(unchanged, updated["logprobs"]):
         faults.append("half an update has changed the engine")
     if not torch.equal(after, fresh["logprobs"]):
@@ -120,6 +118,6 @@ def _live_faults(results: Mapping[str, Result]) -> list[str]:
         faults.append("an update has changed nothing")
     if not torch.equal(returned, updated["logprobs"]):
         faults.append("an update back to the first weights differs from the first load")
-    if before != addresses:
+    if steps["addresses then"] != steps["addresses after"]:
         faults.append("an update has moved parameters")
     return faults

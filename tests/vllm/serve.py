@@ -1,4 +1,4 @@
-"""One engine in a fresh process: `python -m tests.vllm.serve JOB.json RESULT.pt`. It starts, answers, and does the job's steps."""
+"""One engine in a fresh process, `python -m tests.vllm.serve JOB.json RESULT.pt`: it answers, then does the job's steps."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _step(llm: Any, method: str, *arguments: Any) -> Any:
         return logprobs_of(llm)
     try:
         return {"gave": llm.collective_rpc(method, args=tuple(arguments))}
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - vLLM raises what it likes for an error in a worker
         return {"error": f"{type(error).__name__}: {error}"}
 
 
@@ -60,8 +60,7 @@ def logprobs_of(llm: Any) -> torch.Tensor:
     sampling = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=-1, detokenize=False)
     rows = []
     for output in llm.generate([{"prompt_token_ids": each} for each in prompts()], sampling, use_tqdm=False):
-        for position in output.prompt_logprobs[1:]:
-            rows.append([position[token].logprob for token in range(VOCABULARY)])
+        rows += [[position[token].logprob for token in range(VOCABULARY)] for position in output.prompt_logprobs[1:]]
     return torch.tensor(rows, dtype=torch.float32)
 
 
