@@ -3,11 +3,6 @@
 from mapper.messages.message import Message
 
 MESSAGES: dict[str, Message] = {
-    "M750": Message(
-        "vLLM {version} is unknown: this version of mapper knows vLLM {known}",
-        "What a parameter looks like when vLLM has built it differs between versions, and a spec is proved for those it knows.",
-        "Load with vLLM's own loader (`--load-format auto`), or install a mapper that knows this vLLM.",
-    ),
     "M751": Message(
         "model_loader_extra_config: {problem}",
         "The settings of `--load-format mapper` are spec, options, overlay, fallback and report.",

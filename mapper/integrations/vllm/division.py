@@ -10,6 +10,7 @@ import torch
 from mapper.checkpoint import Checkpoint
 from mapper.checkpoint.collector import collector_paused
 from mapper.compiler import Program
+from mapper.compiler.options import with_options
 from mapper.diagnostics import Diagnostic, MapperError
 from mapper.plan.matching import source_names, targets_fed
 from mapper.plan.plan import LocalFamily, Plan, source_names_read, target_names
@@ -43,11 +44,12 @@ def divide(program: Program, checkpoint: Checkpoint, tensors: Mapping[str, torch
     """
     with collector_paused():
         plan = program.assemble(program.match(checkpoint), checkpoint.tensors)
-        found = fit(plan, declare(tensors)).findings
+        declared = declare(tensors)
+        found = fit(plan, declared).findings
         delegated = _delegated(program, tensors, found)
         if not delegated:
-            _raise([*plan.findings, *found])
-            return Division(plan, bind(plan, tensors))
+            _raise([*plan.findings, *with_options(program, plan.tensors, declared, found)])
+            return Division(plan, bind(program, plan, tensors))
         own, needed = _sources_of(plan, delegated)
         elsewhere = {name for each in plan.matching.families for source in each.sources for name in source_names(source)}
         excused = {*delegated, *own, *elsewhere, *plan.matching.unknown} - needed
@@ -57,7 +59,7 @@ def divide(program: Program, checkpoint: Checkpoint, tensors: Mapping[str, torch
         covered = plan.matching.skipped.keys() | (needed - own)
         left = [name for name in checkpoint.tensors if name not in covered]
         present = {name: why for name, why in delegated.items() if name in tensors}
-        return Division(proved, bind(proved, bound), present, tuple(left))
+        return Division(proved, bind(program, proved, bound), present, tuple(left))
 
 
 def _delegated(program: Program, tensors: Mapping[str, torch.Tensor], found: tuple[Diagnostic, ...]) -> dict[str, str]:

@@ -12,9 +12,7 @@ from mapper.integrations.vllm.settings import Settings
 from mapper.layout import Layout, Placement, rank_at
 from mapper.spec import load_spec
 from mapper.spec.model import Spec
-
-VERSIONS = ">=0.32,<0.34"
-"""The versions of vLLM that the bundled specs describe, as a PEP 440 specifier."""
+from mapper.transfer.versions import require_versions
 
 DRAFT_WORDS = {"MTP": "vllm-mtp", "DSpark": "vllm-dspark"}
 """A draft has an architecture of its own, which vLLM makes up from its target's; the word in it tells the runtime."""
@@ -58,17 +56,7 @@ class Engine:
 
 
 def require_known(engine: Engine) -> None:
-    """Raise MapperError for a version of vLLM, or a kind of parallelism, that no spec describes."""
-    from packaging.version import InvalidVersion, Version
-
-    try:
-        base = Version(engine.version).base_version
-    except InvalidVersion:
-        base = ""
-    from packaging.specifiers import SpecifierSet
-
-    if not base or base not in SpecifierSet(VERSIONS):
-        raise MapperError([finding("M750", subject="vllm", version=engine.version, known=VERSIONS)])
+    """Raise MapperError for a kind of parallelism that no layout describes."""
     if engine.unsupported:
         raise MapperError([finding("M753", subject=what, what=what) for what in engine.unsupported])
 
@@ -137,9 +125,10 @@ def spec_of(engine: Engine, settings: Settings) -> tuple[Spec, str] | str:
 
 
 def program_of(engine: Engine, settings: Settings, spec: Spec, runtime: str, shapes: Shapes) -> Program:
-    """Return the program of the engine's process; raises MapperError where the spec refuses the config or the layout."""
+    """Return the program of the engine's process; raises MapperError where the spec refuses the version, config or layout."""
     options = {**options_of(engine, spec, shapes), **settings.options}
     layout = layout_of(engine)
     program = compile(spec, config=engine.config, runtime=runtime, layout=layout, rank=rank_of(engine), options=options)
+    require_versions(program, {"vllm": engine.version})
     program = program.with_skips(settings.skips, origin="overlay")
     return program.with_keeps(settings.keeps, origin="overlay")
