@@ -59,7 +59,8 @@ def logprobs_of(llm: Any) -> torch.Tensor:
 
     sampling = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=-1, detokenize=False)
     rows = []
-    for output in llm.generate([{"prompt_token_ids": each} for each in prompts()], sampling, use_tqdm=False):
+    for prompt in prompts():  # one at a time: which prompts share a batch depends on when they arrive, and moves bits
+        (output,) = llm.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)
         rows += [[position[token].logprob for token in range(VOCABULARY)] for position in output.prompt_logprobs[1:]]
     return torch.tensor(rows, dtype=torch.float32)
 
