@@ -38,6 +38,7 @@ def test_unknown_version_is_refused(version: str) -> None:
     assert message(caught) == (
         f"M604 the runtime 'vllm' of the spec 'llama' is for vllm >=0.32,<0.34, and the model is of vllm {version}"
     )
+    assert caught.value.diagnostics[0].hint == "vLLM's own loader works as ever: leave out `--load-format mapper`"
 
 
 def test_parallelism_that_no_layout_describes_is_refused() -> None:

@@ -95,7 +95,7 @@ def run(job: dict[str, Any], path: Path, *, tp: int, is_split: bool) -> dict[str
         check=False,
     )
     if not answer.exists():
-        return "\n".join(done.stdout.splitlines()[-40:])
+        return "\n".join(done.stdout.splitlines()[-80:])
     result: dict[str, Any] = torch.load(answer, weights_only=False)
     return result
 

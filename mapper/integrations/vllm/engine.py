@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mapper.compiler import Program, compile
 from mapper.diagnostics import MapperError, finding
@@ -16,6 +16,8 @@ from mapper.transfer.versions import require_versions
 
 DRAFT_WORDS = {"MTP": "vllm-mtp", "DSpark": "vllm-dspark"}
 """A draft has an architecture of its own, which vLLM makes up from its target's; the word in it tells the runtime."""
+
+OWN_LOADER = "vLLM's own loader works as ever: leave out `--load-format mapper`"
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -58,7 +60,7 @@ class Engine:
 def require_known(engine: Engine) -> None:
     """Raise MapperError for a kind of parallelism that no layout describes."""
     if engine.unsupported:
-        raise MapperError([finding("M753", subject=what, what=what) for what in engine.unsupported])
+        raise MapperError([finding("M753", subject=what, hint=OWN_LOADER, what=what) for what in engine.unsupported])
 
 
 def layout_of(engine: Engine) -> Layout:
@@ -124,11 +126,18 @@ def spec_of(engine: Engine, settings: Settings) -> tuple[Spec, str] | str:
     return "; ".join(problems) or "the checkpoint's config.json names no architecture"
 
 
+def _require_version(program: Program, engine: Engine) -> None:
+    try:
+        require_versions(program, {"vllm": engine.version})
+    except MapperError as error:
+        raise MapperError([replace(each, hint=OWN_LOADER) for each in error.diagnostics]) from error
+
+
 def program_of(engine: Engine, settings: Settings, spec: Spec, runtime: str, shapes: Shapes) -> Program:
     """Return the program of the engine's process; raises MapperError where the spec refuses the version, config or layout."""
     options = {**options_of(engine, spec, shapes), **settings.options}
     layout = layout_of(engine)
     program = compile(spec, config=engine.config, runtime=runtime, layout=layout, rank=rank_of(engine), options=options)
-    require_versions(program, {"vllm": engine.version})
+    _require_version(program, engine)
     program = program.with_skips(settings.skips, origin="overlay")
     return program.with_keeps(settings.keeps, origin="overlay")
