@@ -43,4 +43,9 @@ MESSAGES: dict[str, Message] = {
         "Two updates of one model at once would mix their values.",
         "Finish the open update, or abort it.",
     ),
+    "M759": Message(
+        "vLLM could not put new weights in place in {name}: {problem}",
+        "Its layerwise reload has failed half way, with some layers made anew and others not; the model serves no more.",
+        "Start the engine anew. Where it happens again, vLLM's kernels for this layer cannot be loaded twice.",
+    ),
 }

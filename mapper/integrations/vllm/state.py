@@ -72,6 +72,11 @@ def remember_served(model: nn.Module) -> None:
         loaded.served = traces_of(model, loaded.filled)
 
 
+def forget(model: nn.Module) -> None:
+    """Note that nothing is known about the model any more."""
+    _LOADED.pop(model, None)
+
+
 def loaded_of(model: nn.Module) -> Loaded | None:
     """Return what is known about a model, or None where mapper has not loaded it."""
     return _LOADED.get(model)

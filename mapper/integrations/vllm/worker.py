@@ -22,7 +22,7 @@ from mapper.checkpoint import Checkpoint
 from mapper.diagnostics import Diagnostic, MapperError, finding
 from mapper.integrations.distributed import raise_together
 from mapper.integrations.vllm.live import LiveUpdate
-from mapper.integrations.vllm.state import changes, loaded_of, remember_served
+from mapper.integrations.vllm.state import changes, forget, loaded_of, remember_served
 from mapper.integrations.vllm.targets import without_wrappers
 
 
@@ -91,32 +91,50 @@ def _put_in_place(model: nn.Module, values: dict[str, torch.Tensor], model_confi
     _restore_emptied(model, {name: trace.shape for name, trace in loaded.filled.items()})
     initialize_layerwise_reload(model)
     own_loaders: list[tuple[torch.Tensor, Any]] = []
-    for module, leaf, value in fillings:
-        target: Any = getattr(module, leaf)
-        if leaf in SKIP_TENSORS:  # vLLM leaves these where they are
-            target.data.copy_(value)
-            continue
-        if target.is_meta:
-            own_loaders.append((target, target.weight_loader))
-            target.weight_loader = _copied
-            target.weight_loader = make_online_process_loader(module, leaf)
-            target.weight_loader(target, value)
-    finalize_layerwise_reload(model, model_config)
+    filling = "its last layers"
+    try:
+        for module, path, leaf, value in fillings:
+            filling = f"{path}.{leaf}"
+            target: Any = getattr(module, leaf)
+            if leaf in SKIP_TENSORS:  # vLLM leaves these where they are
+                target.data.copy_(value)
+            elif target.is_meta:
+                own_loaders.append((target, target.weight_loader))
+                target.weight_loader = _copied
+                target.weight_loader = make_online_process_loader(module, leaf)
+                target.weight_loader(target, value)
+        finalize_layerwise_reload(model, model_config)
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+        failure = MapperError([finding("M759", subject=filling, name=filling, problem=problem)])
+        _stop_serving(model, failure)
+        raise failure from error
     for target, loader in own_loaders:
         target.weight_loader = loader
     moved = changes(loaded.served, model)
     remember_served(model)
     if moved:
+        _stop_serving(model, MapperError(moved))
         raise MapperError(moved)
 
 
-def _fillings(model: nn.Module, values: dict[str, torch.Tensor]) -> list[tuple[nn.Module, str, torch.Tensor]]:
-    """Return (module, leaf, value) of every tensor of each module that has new values, in the order of the modules.
+def _stop_serving(model: nn.Module, failure: MapperError) -> None:
+    """Let every further use of the model raise what has made it unusable."""
+
+    def refuse(*_: object) -> None:
+        raise failure
+
+    model.register_forward_pre_hook(refuse)
+    forget(model)
+
+
+def _fillings(model: nn.Module, values: dict[str, torch.Tensor]) -> list[tuple[nn.Module, str, str, torch.Tensor]]:
+    """Return (module, its path, leaf, value) of every tensor of each module that has new values, in the order of the modules.
 
     vLLM makes such a module anew, so that what has no new value must be given its old one; raises MapperError M755 where that
     is not what it was before post-processing.
     """
-    found: list[tuple[nn.Module, str, torch.Tensor]] = []
+    found: list[tuple[nn.Module, str, str, torch.Tensor]] = []
     findings: list[Diagnostic] = []
     for path, module in model.named_modules():
         leaves = {**module._parameters, **module._buffers}
@@ -132,7 +150,7 @@ def _fillings(model: nn.Module, values: dict[str, torch.Tensor]) -> list[tuple[n
                     reason = f"{path}.{leaf} has been reshaped since the load, and no source gives it a new value"
                     findings.append(finding("M755", reason=reason))
             if value is not None:
-                found.append((module, leaf, value))
+                found.append((module, path, leaf, value))
     if findings:
         raise MapperError(findings)
     return found
