@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
+from mapper.integrations.vllm import EngineUpdate
 from tests.vllm.models import VOCABULARY, prompts
 
 
@@ -47,10 +49,19 @@ def serve(job: dict[str, Any]) -> dict[str, Any]:
 def _step(llm: Any, method: str, *arguments: Any) -> Any:
     if method == "logprobs":
         return logprobs_of(llm)
-    try:
-        return {"gave": llm.collective_rpc(method, args=tuple(arguments))}
-    except Exception as error:  # noqa: BLE001 - vLLM raises what it likes for an error in a worker
-        return {"error": f"{type(error).__name__}: {error}"}
+    if method == "update":
+        return _updated(llm, *arguments)
+    answers = llm.collective_rpc(method, args=tuple(arguments))
+    refused = [each for answer in answers if isinstance(answer, dict) for each in answer.get("findings", ())]
+    return {"error": "; ".join(f"{each['code']} {each['message']}" for each in refused)} if refused else {"gave": answers}
+
+
+def _updated(llm: Any, folder: str) -> Any:
+    """Send the tensors themselves, file by file."""
+    with EngineUpdate(llm) as update:
+        for path in sorted(Path(folder).glob("*.safetensors")):
+            update.feed(load_file(path).items())
+    return {"gave": None}
 
 
 def logprobs_of(llm: Any) -> torch.Tensor:

@@ -10,12 +10,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from mapper.integrations.vllm.client import EngineUpdate
     from mapper.integrations.vllm.entrance import load_weights, require_complete
 
-__all__ = ["LOAD_FORMAT", "load_weights", "register", "require_complete"]
+__all__ = ["LOAD_FORMAT", "EngineUpdate", "load_weights", "register", "require_complete"]
 
 LOAD_FORMAT = "mapper"
 _HOMES = {
+    "EngineUpdate": "mapper.integrations.vllm.client",
     "load_weights": "mapper.integrations.vllm.entrance",
     "require_complete": "mapper.integrations.vllm.entrance",
 }

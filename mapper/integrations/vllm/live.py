@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from typing import ParamSpec
 
 import torch
 from torch import nn
 
 from mapper.checkpoint import Checkpoint
-from mapper.diagnostics import MapperError, finding
+from mapper.diagnostics import MapperError, as_objects, finding
 from mapper.integrations.vllm.engine import program_of, spec_of
 from mapper.integrations.vllm.state import Loaded, Trace, changes, loaded_of
 from mapper.load import Loader
 from mapper.report.load import LoadReport
 from mapper.transfer.files import CheckpointFiles
+
+Arguments = ParamSpec("Arguments")
+Answer = dict[str, object]
 
 
 class LiveUpdate:
@@ -88,3 +93,16 @@ def allocated(filled: Mapping[str, Trace], *, device: str = "cpu") -> dict[str, 
         if trace.number not in tensors:
             tensors[trace.number] = torch.empty(trace.shape, dtype=trace.dtype, device=device)
     return {name: tensors[trace.number] for name, trace in filled.items()}
+
+
+def answered(method: Callable[Arguments, object]) -> Callable[Arguments, Answer]:
+    """Return a method that tells what it refuses instead of raising it."""
+
+    @wraps(method)
+    def answering(*arguments: Arguments.args, **named: Arguments.kwargs) -> Answer:
+        try:
+            return {"gave": method(*arguments, **named), "findings": []}
+        except MapperError as error:
+            return {"gave": None, "findings": as_objects(error.diagnostics)}
+
+    return answering

@@ -1,7 +1,8 @@
 """Updates of a running engine, as an extension of vLLM's worker: `mapper.integrations.vllm.worker.Updates`.
 
-Call the methods on all workers at once (`collective_rpc`). The new weights go through vLLM's own layerwise reload, which
-restores each layer as it was before post-processing, processes it again, and copies the result to where the engine serves from.
+`mapper.integrations.vllm.client.EngineUpdate` calls the methods, on all workers at once. The new weights go through vLLM's own
+layerwise reload, which restores each layer as it was before post-processing, processes it again, and copies the result to where
+the engine serves from.
 """
 
 from __future__ import annotations
@@ -21,35 +22,43 @@ from vllm.model_executor.model_loader.reload.meta import SKIP_LOAD_TENSORS, SKIP
 from mapper.checkpoint import Checkpoint
 from mapper.diagnostics import Diagnostic, MapperError, finding
 from mapper.integrations.distributed import raise_together
-from mapper.integrations.vllm.live import LiveUpdate
+from mapper.integrations.vllm.live import LiveUpdate, answered
 from mapper.integrations.vllm.state import changes, forget, loaded_of, remember_served
 from mapper.integrations.vllm.targets import without_wrappers
 
 
 class Updates:
-    """Methods of every worker; vLLM mixes this class into its own."""
+    """Methods of every worker; vLLM mixes this class into its own.
+
+    Each answers {"gave": ..., "findings": [...]}: a worker that raises leaves the answers of the others in vLLM's queue, and
+    the next call would take them for its own.
+    """
 
     model_runner: Any
     vllm_config: Any
 
+    @answered
     def begin_update(self) -> None:
-        """Open an update; raises MapperError where the model cannot be updated. The engine may serve on meanwhile."""
+        """Open an update, unless the model cannot be updated. The engine may serve on meanwhile."""
         if self._open_update() is not None:
             raise MapperError([finding("M758")])
         self._mapper_update: LiveUpdate | None = LiveUpdate(self.model_runner.get_model())
 
+    @answered
     def feed(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Take tensors of the new checkpoint by name, in any order and any number of calls."""
         self._required_update().feed(tensors)
 
+    @answered
     def feed_files(self, path: str) -> None:
         """Take every tensor of a checkpoint's folder or file."""
         self._required_update().feed_files(Checkpoint.open(path))
 
+    @answered
     def finish(self) -> dict[str, object]:
         """Put the new weights in place, once every rank has all that it needs; no request may run meanwhile.
 
-        Raises MapperError on all ranks, and nothing has changed, where any of them lacks something; more may be fed then.
+        All ranks refuse, and nothing has changed, where any of them lacks something; more may be fed then.
         The engine's caches of what the old weights computed are the caller's to drop (`reset_prefix_cache`).
         """
         update = self._required_update()
@@ -68,6 +77,7 @@ class Updates:
             getattr(self.model_runner, reset, lambda: None)()
         return account
 
+    @answered
     def abort(self) -> None:
         """Forget the open update; the engine goes on with the weights that it has."""
         self._required_update()
