@@ -7,7 +7,7 @@ import torch
 
 from mapper.diagnostics import MapperError, finding
 from mapper.integrations.vllm import EngineUpdate
-from mapper.integrations.vllm.live import answered
+from mapper.integrations.vllm.live import answered, packed, unpacked
 
 
 class Worker:
@@ -42,8 +42,16 @@ def test_block_finishes() -> None:
     with EngineUpdate(engine) as update:
         update.feed([("a", torch.zeros(1))])
         update.feed_files("folder")
-    assert [worker.called for worker in engine.workers] == [["begin_update", "feed", "feed_files", "finish"]] * 2
+    assert [worker.called for worker in engine.workers] == [["begin_update", "feed_packed", "feed_files", "finish"]] * 2
     assert engine.num_resets == 1
+
+
+def test_tensors_travel_as_bytes() -> None:
+    tensors = {"a": torch.arange(3).to(torch.bfloat16), "b": torch.arange(4.0).to(torch.float8_e4m3fn), "c": torch.ones(())}
+    found = dict(unpacked(packed(tensors.items())))
+    assert found.keys() == tensors.keys()
+    assert all(found[name].dtype == each.dtype for name, each in tensors.items())
+    assert all(torch.equal(found[name].float(), each.float()) for name, each in tensors.items())
 
 
 def test_account_of_each_worker() -> None:

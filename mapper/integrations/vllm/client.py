@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from mapper.diagnostics import Diagnostic, MapperError, from_objects
+from mapper.integrations.vllm.live import packed
 
 
 class EngineUpdate:
@@ -37,7 +38,7 @@ class EngineUpdate:
 
     def feed(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Send tensors of the new checkpoint by name."""
-        self._call("feed", list(tensors))
+        self._call("feed_packed", packed(tensors))
 
     def feed_files(self, path: str) -> None:
         """Let every worker read the tensors of a checkpoint's folder or file."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
+from io import BytesIO
 from typing import ParamSpec
 
 import torch
@@ -106,3 +107,15 @@ def answered(method: Callable[Arguments, object]) -> Callable[Arguments, Answer]
             return {"gave": None, "findings": as_objects(error.diagnostics)}
 
     return answering
+
+
+def packed(tensors: Iterable[tuple[str, torch.Tensor]]) -> bytes:
+    """Return the tensors as bytes, which vLLM carries between its processes where it carries no tensors."""
+    data = BytesIO()
+    torch.save(dict(tensors), data)
+    return data.getvalue()
+
+
+def unpacked(data: bytes) -> list[tuple[str, torch.Tensor]]:
+    """Return the tensors that `packed` has packed."""
+    return list(torch.load(BytesIO(data), map_location="cpu", weights_only=True).items())

@@ -22,7 +22,7 @@ from vllm.model_executor.model_loader.reload.meta import SKIP_LOAD_TENSORS, SKIP
 from mapper.checkpoint import Checkpoint
 from mapper.diagnostics import Diagnostic, MapperError, finding
 from mapper.integrations.distributed import raise_together
-from mapper.integrations.vllm.live import LiveUpdate, answered
+from mapper.integrations.vllm.live import LiveUpdate, answered, unpacked
 from mapper.integrations.vllm.state import changes, forget, loaded_of, remember_served
 from mapper.integrations.vllm.targets import without_wrappers
 
@@ -48,6 +48,11 @@ class Updates:
     def feed(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Take tensors of the new checkpoint by name, in any order and any number of calls."""
         self._required_update().feed(tensors)
+
+    @answered
+    def feed_packed(self, data: bytes) -> None:
+        """Take tensors that come from another process."""
+        self._required_update().feed(unpacked(data))
 
     @answered
     def feed_files(self, path: str) -> None:
