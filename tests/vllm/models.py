@@ -1,7 +1,7 @@
 """Small checkpoints whose weights have real sizes, so that a wrong one moves the logits, and that vLLM serves on a CPU.
 
 vLLM's CPU kernels want head dims of 32 or more, and MLA a latent of 512 and a rotary part of 64. Experts of fewer than 32 rows
-a rank they pad, and vLLM's layerwise reload then fails.
+a rank, as in the second model on two ranks, they pad.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Model:
 MODELS: Mapping[str, Model] = {
     "llama": Model({**LLAMA, **GROUPED, "intermediate_size": 96}, llama_headers),
     "qwen3_moe": Model(
-        {**QWEN3_MOE, **GROUPED, "intermediate_size": 96, "moe_intermediate_size": 64, "num_experts": 8}, qwen3_moe_headers
+        {**QWEN3_MOE, **GROUPED, "intermediate_size": 96, "moe_intermediate_size": 32, "num_experts": 8}, qwen3_moe_headers
     ),
     "deepseek_v2_lite": Model({**V2, **LATENT, "q_lora_rank": None}, deepseek_headers),
     "deepseek_v3": Model({**V3, **LATENT, "q_lora_rank": 48, "num_nextn_predict_layers": 1}, deepseek_headers),

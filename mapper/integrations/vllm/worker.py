@@ -15,9 +15,11 @@ from torch import nn
 from vllm.config import set_current_vllm_config
 from vllm.distributed import get_world_group
 from vllm.model_executor.layers.attention import is_deferred_attention_layer
+from vllm.model_executor.layers.fused_moe.modular_kernel import FusedMoEExperts
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info, make_online_process_loader
 from vllm.model_executor.model_loader.reload.meta import SKIP_LOAD_TENSORS, SKIP_TENSORS
+from vllm.platforms import current_platform
 
 from mapper.checkpoint import Checkpoint
 from mapper.diagnostics import Diagnostic, MapperError, finding
@@ -42,7 +44,9 @@ class Updates:
         """Open an update, unless the model cannot be updated. The engine may serve on meanwhile."""
         if self._open_update() is not None:
             raise MapperError([finding("M758")])
-        self._mapper_update: LiveUpdate | None = LiveUpdate(self.model_runner.get_model())
+        model = self.model_runner.get_model()
+        _packing_kernels(model)
+        self._mapper_update: LiveUpdate | None = LiveUpdate(model)
 
     @answered
     def feed(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -104,6 +108,8 @@ def _put_in_place(model: nn.Module, values: dict[str, torch.Tensor], model_confi
     assert loaded.served is not None
     fillings = _fillings(model, values)
     _restore_emptied(model, {name: trace.shape for name, trace in loaded.filled.items()})
+    for method in _packing_kernels(model):
+        method.moe_kernel = None
     initialize_layerwise_reload(model)
     own_loaders: list[tuple[torch.Tensor, Any]] = []
     filling = "its last layers"
@@ -168,6 +174,25 @@ def _fillings(model: nn.Module, values: dict[str, torch.Tensor]) -> list[tuple[n
                 found.append((module, path, leaf, value))
     if findings:
         raise MapperError(findings)
+    return found
+
+
+def _packing_kernels(model: nn.Module) -> list[Any]:
+    """Return the quantisation methods of layers whose experts pack their weights in a step that vLLM takes only once.
+
+    vLLM takes it when it builds the kernel, and keeps the kernel in a reload: the weights would lie unpacked where packed ones
+    are read. Without the kernel it builds another, which a captured graph would not know: M755, but on a CPU.
+    """
+    found = []
+    for path, module in model.named_modules():
+        method: Any = getattr(module, "quant_method", None)
+        experts = getattr(getattr(method, "moe_kernel", None), "fused_experts", None)
+        step = getattr(type(experts), "process_weights_after_loading", None)
+        if step is not None and step is not FusedMoEExperts.process_weights_after_loading:
+            if not current_platform.is_cpu():
+                reason = f"vLLM packs the experts of {path} only once ({type(experts).__name__})"
+                raise MapperError([finding("M755", reason=reason)])
+            found.append(method)
     return found
 
 
