@@ -22,7 +22,7 @@ def conflicts(families: Sequence[Family], skips: Sequence[SkipRule], keeps: Sequ
 
 
 def keep_conflicts(families: Sequence[Family], keeps: Sequence[SkipRule]) -> list[Diagnostic]:
-    """Return M314 for every keep that also matches what a rule fills."""
+    """Return M314 for every keep that also matches what a rule fills whatever the checkpoint has."""
     return list(_hidden(keeps, [(family, family.target) for family in families if not family.optional], "M314"))
 
 
