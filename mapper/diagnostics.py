@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from mapper.folding import fold, split, unfold
 from mapper.messages import CATALOGUE
@@ -145,6 +145,25 @@ def render_json(diagnostics: Iterable[Diagnostic]) -> str:
 def as_objects(diagnostics: Iterable[Diagnostic]) -> list[dict[str, object]]:
     """Return the findings as plain objects, ready for JSON."""
     return [asdict(each) for each in diagnostics]
+
+
+def from_objects(objects: Iterable[Mapping[str, Any]]) -> list[Diagnostic]:
+    """Return the findings that `as_objects` has made objects of.
+
+    >>> found = finding('M901', command='chekc', place=Place('a', 1, 2), related=[('there', Place('b', 3, 4))])
+    >>> from_objects(as_objects([found])) == [found]
+    True
+    """
+    return [
+        Diagnostic(
+            **{
+                **each,
+                "place": None if each["place"] is None else Place(**each["place"]),
+                "related": tuple((label, Place(**place)) for label, place in each["related"]),
+            }
+        )
+        for each in objects
+    ]
 
 
 def render_github(diagnostic: Diagnostic) -> str:

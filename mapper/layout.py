@@ -108,6 +108,17 @@ def positions(layout: Layout, rank: int) -> tuple[int, int, int]:
     return tp, pp, dp
 
 
+def rank_at(layout: Layout, *, tp: int, pp: int, dp: int) -> int:
+    """Return the rank at a (tp, pp, dp) position: the way back from `positions`.
+
+    >>> rank_at(Layout(tp=2, pp=3, dp=2), tp=1, pp=2, dp=1)
+    11
+    """
+    rank = (dp * layout.pp + pp) * layout.tp + tp
+    assert positions(layout, rank) == (tp, pp, dp), f"{(tp, pp, dp)} is no position of {layout}"
+    return rank
+
+
 def is_axis_size(layout: Layout, size: object) -> bool:
     """Return whether an added axis may have this size: 1 or a product of base axes that has a position."""
     return isinstance(size, int) and not isinstance(size, bool) and size in (1, layout.tp, layout.dp, layout.tp * layout.dp)

@@ -17,8 +17,13 @@ def conflicts(families: Sequence[Family], skips: Sequence[SkipRule], keeps: Sequ
     """
     findings = [*_source_overlaps(families), *_target_overlaps(families)]
     findings += skip_conflicts(families, skips)
-    findings += _hidden(keeps, [(family, family.target) for family in families if not family.optional], "M314")
+    findings += keep_conflicts(families, keeps)
     return list(findings)
+
+
+def keep_conflicts(families: Sequence[Family], keeps: Sequence[SkipRule]) -> list[Diagnostic]:
+    """Return M314 for every keep that also matches what a rule fills whatever the checkpoint has."""
+    return list(_hidden(keeps, [(family, family.target) for family in families if not family.optional], "M314"))
 
 
 def skip_conflicts(families: Sequence[Family], skips: Sequence[SkipRule]) -> list[Diagnostic]:

@@ -11,7 +11,7 @@ from functools import cached_property
 from mapper import __version__
 from mapper.checkpoint import Checkpoint, TensorHeader
 from mapper.checkpoint.collector import collector_paused
-from mapper.compiler.conflicts import conflicts, skip_conflicts
+from mapper.compiler.conflicts import conflicts, keep_conflicts, skip_conflicts
 from mapper.compiler.counts import CountRule, count_rules, rerooted_counts, with_counts
 from mapper.compiler.exclusions import exclusions_of, with_entries
 from mapper.compiler.expand import flatten
@@ -131,9 +131,29 @@ class Program:
         The patterns spell names as this program has them. Raises MapperError for a pattern that is none, or that hides
         what a rule loads.
         """
+        added, findings = self._further(skips, origin, first=len(self.skips))
+        for skip in added:
+            findings += [replace(each, hint=f"the skip is {skip.text}") for each in skip_conflicts(self.families, [skip])]
+        _raise(findings)
+        return replace(self, skips=(*self.skips, *added))
+
+    def with_keeps(self, keeps: Iterable[tuple[str, str]], *, origin: str) -> Program:
+        """Return the same program with further keeps, each (pattern, why), named in reports as from `origin`.
+
+        The patterns spell names as this program has them. Raises MapperError for a pattern that is none, or that hides
+        what a rule fills.
+        """
+        added, findings = self._further(keeps, origin, first=len(self.keeps))
+        for keep in added:
+            findings += [replace(each, hint=f"the keep is {keep.text}") for each in keep_conflicts(self.families, [keep])]
+        _raise(findings)
+        return replace(self, keeps=(*self.keeps, *added))
+
+    def _further(self, rules: Iterable[tuple[str, str]], origin: str, *, first: int) -> tuple[list[SkipRule], list[Diagnostic]]:
+        """Return further skips or keeps, numbered from `first`, and what is wrong with their patterns."""
         added: list[SkipRule] = []
         findings: list[Diagnostic] = []
-        for number, (text, why) in enumerate(skips, start=len(self.skips)):
+        for number, (text, why) in enumerate(rules, start=first):
             try:
                 template = bound(parse_pattern(text), self.names, self.domains, None)
             except PatternError as error:
@@ -142,10 +162,7 @@ class Program:
                 findings += error.diagnostics
             else:
                 added.append(SkipRule(number, f"{text} ({origin})", why, (template,), None))
-        for skip in added:
-            findings += [replace(each, hint=f"the skip is {skip.text}") for each in skip_conflicts(self.families, [skip])]
-        _raise(findings)
-        return replace(self, skips=(*self.skips, *added))
+        return added, findings
 
     def scoped(self, prefix: str) -> Program:
         """Return the same program for names whose `prefix.` a caller has stripped, on both sides, skips included.

@@ -28,7 +28,7 @@ def load(program: Program, model: Model, checkpoint: Checkpoint, *, group: Any =
         loader.prove(checkpoint)
     except MapperError as error:
         findings = error.diagnostics
-    _raise_together(findings, group)
+    raise_together(findings, group)
     return loader.load(checkpoint)
 
 
@@ -52,7 +52,7 @@ def require_agreement(
         raise MapperError(findings)
 
 
-def _raise_together(findings: tuple[Diagnostic, ...], group: Any) -> None:
+def raise_together(findings: tuple[Diagnostic, ...], group: Any = None) -> None:
     """Raise this rank's own findings, or say which rank has some, so that no rank waits for one that has stopped."""
     gathered = _gather(findings, group)
     if findings:

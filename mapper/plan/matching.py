@@ -209,7 +209,7 @@ def _missing_targets(
     lacking: dict[Combination, list[str]] = {}
     having: set[Combination] = set()
     for source, spelled, headers in zip(alternative, names, found, strict=True):
-        for name, header, combination in zip(spelled, headers, _targets_of(family, source), strict=True):
+        for name, header, combination in zip(spelled, headers, targets_fed(family, source), strict=True):
             for each in combination:
                 if header is None:
                     lacking.setdefault(each, []).append(name)
@@ -226,7 +226,7 @@ def _missing_targets(
     return absent, incomplete
 
 
-def _targets_of(family: Family, source: SourceFamily) -> Iterable[list[Combination]]:
+def targets_fed(family: Family, source: SourceFamily) -> Iterable[list[Combination]]:
     """Yield, for each name of the source in order, the targets (values of the target's indices) that it feeds."""
     indices = source.template.indices
     choices = {index: family.domains[index] for index in family.target.indices}
@@ -256,7 +256,7 @@ def _headers(
         return {(): first}
     by_target: dict[Combination, list[tuple[str, TensorHeader]]] = {}
     for source, headers, spelled in zip(alternative, found, names, strict=True):
-        for header, name, combinations in zip(headers, spelled, _targets_of(family, source), strict=True):
+        for header, name, combinations in zip(headers, spelled, targets_fed(family, source), strict=True):
             if header is not None:
                 for combination in combinations:
                     by_target.setdefault(combination, []).append((name, header))

@@ -101,15 +101,15 @@ def digest_of(path: str) -> str:
 
     The rest of the core is not in it: it has to pass the same judges, or no mutant is judged at all.
     """
-    return _digest((path, *judges_of(path), *MACHINERY, *TRIALS))
+    return digest_of_files((path, *judges_of(path), *MACHINERY, *TRIALS))
 
 
 def digest_of_guarantees() -> str:
     """Return a hash of all that decides whether the guarantees hold: the engine, the specs, and the tests of the guarantees."""
-    return _digest(("mapper/**/*.py", "specs/*.yaml", "specs/configs/*.json", "tests/testing/*.py"))
+    return digest_of_files(("mapper/**/*.py", "specs/*.yaml", "specs/configs/*.json", "tests/testing/*.py"))
 
 
-def _digest(patterns: Iterable[str]) -> str:
+def digest_of_files(patterns: Iterable[str]) -> str:
     """Return a hash of the files; blank lines and lines that are comments do not count."""
     found = hashlib.sha256()
     for path in paths_of(patterns):

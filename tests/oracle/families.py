@@ -60,6 +60,7 @@ __all__ = [
     "tensor_values",
     "tensors_of",
     "write_checkpoint",
+    "write_tensors",
     "write_family",
 ]
 
@@ -90,7 +91,11 @@ def tensors_of(family: Family) -> dict[str, torch.Tensor]:
 
 def write_checkpoint(family: Family, folder: Path) -> Path:
     """Write a family's checkpoint into `folder` and return `folder`."""
-    tensors = tensors_of(family)
+    return write_tensors(family, tensors_of(family), folder)
+
+
+def write_tensors(family: Family, tensors: Mapping[str, torch.Tensor], folder: Path) -> Path:
+    """Write a family's config.json, and these tensors as its shards and index, into `folder` and return `folder`."""
     shards = _split(tensors, family.num_shards)
     folder.mkdir(parents=True, exist_ok=True)
     weight_map: dict[str, str] = {}
