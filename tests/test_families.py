@@ -180,6 +180,10 @@ REFUSED = [
         mixed("half", "full", "{out: [2, 3]}"),
         "the format of 'c.{leaf}' gives the leaf 'weight' another dtype than the rule's first source",
     ),
+    (
+        mixed("two", "ones", "{out: [2, 3]}"),
+        "the format of 'c.{leaf}' gives the leaf 'weight' another neutral value than the rule's first source",
+    ),
     ("{target: a.x, stack: expert, source: 'b.{expert}'}", "a rule that stacks needs `dims`"),
     ("{target: 'a.{leaf}', append: in, dims: {out: 3, in: 4}}", "the rule's dims have no 'in'"),
     (
@@ -195,6 +199,7 @@ formats:
   half: [{leaves: {weight: {dims: [out], cast: float16}}}]
   full: [{leaves: {weight: {dims: [out], cast: float32}}}]
   in: [{leaves: {weight: [in]}}]
+  ones: [{leaves: {weight: {dims: [out], neutral: 1}}}]
 """
 
 
@@ -203,7 +208,7 @@ def test_what_does_not_fit_together_is_told(rule, message):
     found = refused(rules(rule, before=LAYERS + FORMATS))
     assert (found.code, found.message) == ("M316", message)
     assert found.place is not None
-    assert found.place.line == 19
+    assert found.place.line == 20
 
 
 def test_sources_in_several_formats_share_one_conversion():

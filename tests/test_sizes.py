@@ -2,6 +2,7 @@
 
 import pytest
 
+from mapper.checkpoint import TensorHeader
 from mapper.compiler.sizes import require_size
 from mapper.diagnostics import Place
 from tests.small import headers, lines_of, plan_of, program_of, refused, rules
@@ -208,6 +209,53 @@ def test_padding_holds_what_fill_says():
     plan = plan_of(program_of(text, layout="tp=2", rank=1), headers(a__x=(5, 2)))
     assert lines_of(plan) == ["a.x[4, 0:2] -> a.x[0, 0:2]", "-1.5 -> a.x[1:4, 0:2]"]
     assert plan.findings == ()
+
+
+NEUTRAL = """
+let: {one: 4 // 4}
+formats:
+  own:
+    - leaves:
+        weight: {dims: [out, in], dtype: float32}
+        scale: {dims: [out / 2, in / 3], dtype: float8_e8m0fnu, bitcast: uint8, neutral: 126 + one}
+        factor: {dims: [in], neutral: -1.5}
+"""
+
+
+def test_padding_holds_the_neutral_value_of_its_leaf_where_the_cut_says_none():
+    def padding(more="", in_shard=""):
+        shard = f"{{out: {{axis: tp, pad: 8{more}}}{in_shard}}}"
+        rule = f"{{target: 'a.{{leaf}}', format: own, dims: {{out: 4, in: 6}}, shard: {shard}}}"
+        tensors = headers(a__weight=(4, 6), a__factor=(6,))
+        tensors["a.scale"] = TensorHeader("F8_E8M0", (2, 2), "f", 0, 0)
+        plan = plan_of(program_of(rules(rule, before=NEUTRAL), layout="tp=2", rank=1), tensors)
+        assert plan.findings == ()
+        return [line for line in lines_of(plan) if not line.startswith("a.")]
+
+    assert padding() == ["0 -> a.weight[0:4, 0:6]", "127 -> a.scale[0:2, 0:2]"]
+    assert padding(", fill: 3") == ["3 -> a.weight[0:4, 0:6]", "3 -> a.scale[0:2, 0:2]"]
+    assert padding(", fill: 0") == ["0 -> a.weight[0:4, 0:6]", "0 -> a.scale[0:2, 0:2]"]
+    both = ", in: {axis: tp, pad: 12}"
+    assert padding(in_shard=both)[1:] == ["127 -> a.scale[0:2, 0:2]", "-1.5 -> a.factor[0:6]"]
+
+
+@pytest.mark.parametrize(
+    ("leaf", "problem"),
+    [
+        ("neutral: true", "True, expected a number"),
+        ("neutral: first", "'first', expected a number"),
+        ("dtype: uint8, neutral: 0.5", "0.5, expected a number that uint8 holds"),
+        ("dtype: float8_e8m0fnu, bitcast: uint8, neutral: 256", "256, expected a number that uint8 holds"),
+        ("dtype: int8, neutral: -129", "-129, expected a number that int8 holds"),
+        ("dtype: float8_e8m0fnu, neutral: 0", "0, expected a number that float8_e8m0fnu holds"),
+        ("dtype: float8_e8m0fnu, neutral: 3", "3, expected a number that float8_e8m0fnu holds"),
+    ],
+)
+def test_neutral_value_is_a_number_that_the_target_holds(leaf, problem):
+    before = f"formats: {{own: [{{leaves: {{x: {{dims: [out], {leaf}}}}}}}]}}"
+    found = refused(rules("{target: 'a.{leaf}', format: own, dims: {out: 4}}", before=before))
+    assert (found.code, found.message) == ("M304", f"the neutral value of 'x' is {problem}")
+    assert (found.place.line, found.place.column) == (6, 27)
 
 
 def test_two_dims_on_one_axis_of_the_disk():

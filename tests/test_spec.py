@@ -162,7 +162,7 @@ def test_a_leaf_is_dims_or_a_mapping():
               leaves:
                 a: [out, in / 32, 16]
                 b: {source: '', target: _t, stored: [in, out / n], dims: [out], dtype: int8, bitcast: uint8, optional: true}
-                c: {dims: [out], cast: float32, dequantize: {w: {dims: [out], dtype: int8}, s: {dims: [out / 2]}}}
+                c: {dims: [out], cast: float32, neutral: -1, dequantize: {w: {dims: [out], dtype: int8}, s: {dims: [out / 2]}}}
         """
     )
     (alternative,) = spec.formats["f"].alternatives
@@ -177,6 +177,7 @@ def test_a_leaf_is_dims_or_a_mapping():
     assert (b.source, b.target, b.dtype and b.dtype.text, b.bitcast and b.bitcast.text, b.optional) == (
         "", "_t", "int8", "uint8", True,
     )  # fmt: skip
+    assert (a.neutral, b.neutral, c.neutral and c.neutral.text) == (None, None, "-1")
     assert c.dequantize is not None
     assert [(half.name, half.dtype and half.dtype.text) for half in c.dequantize] == [("w", "int8"), ("s", None)]
 

@@ -204,6 +204,7 @@ def _of_sizes(flat: FlatRule, context: Context, sizes: Sizes, domains: Domains) 
                 values=leaf.values,
                 fill=leaf.fill,
                 do=leaf.do,
+                neutral=leaf.neutral,
             )
             _check_indices(flat, family)
             yield family
@@ -263,6 +264,12 @@ def _source(
     if own.conversion not in (None, conversion):
         problem = (
             f"the format of {source.pattern.text!r} gives the leaf {leaf.name!r} another dtype than the rule's first source"
+        )
+        raise MapperError([finding("M316", place=source.place, problem=problem)])
+    if own.neutral != leaf.neutral:
+        problem = (
+            f"the format of {source.pattern.text!r} gives the leaf {leaf.name!r} another neutral value than the rule's "
+            "first source"
         )
         raise MapperError([finding("M316", place=source.place, problem=problem)])
     num_parts = max((len(axis.parts) for axis in leaf.axes or ()), default=1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import prod
 
-from mapper.diagnostics import Diagnostic, MapperError, finding
+from mapper.diagnostics import Diagnostic, MapperError, Place, finding
 from mapper.expressions import Expression, Value
 from mapper.plan.family import Axis, ValueOp
 from mapper.plan.weave import AxisView, Strand
@@ -62,11 +62,13 @@ def fill_of(operations: Sequence[ValueOperation], evaluate: Evaluate) -> float |
 
 def _number(operation: ValueOperation, evaluate: Evaluate) -> float:
     assert operation.value is not None
-    value = evaluate(operation.value)
+    return require_number(evaluate(operation.value), f"`{operation.name}`", operation.place)
+
+
+def require_number(value: Value, what: str, place: Place) -> float:
+    """Return the value as a number; raises MapperError M304."""
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise MapperError(
-            [finding("M304", place=operation.place, what=f"`{operation.name}`", found=value, expected="a number")]
-        )
+        raise MapperError([finding("M304", place=place, what=what, found=value, expected="a number")])
     return value
 
 

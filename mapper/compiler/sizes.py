@@ -12,11 +12,11 @@ from typing import TypeVar, cast
 
 from mapper.compiler.expand import FlatRule
 from mapper.compiler.names import Names
-from mapper.compiler.operations import fill_of, operations_of, value_ops, viewed
+from mapper.compiler.operations import fill_of, operations_of, require_number, value_ops, viewed
 from mapper.diagnostics import MapperError, Place, finding
 from mapper.expressions import STAGE_WORDS, Expression, Value
 from mapper.layout import Stage
-from mapper.ops.dtypes import COMPUTED_DTYPES, safetensors_name, torch_name
+from mapper.ops.dtypes import COMPUTED_DTYPES, can_hold, safetensors_name, torch_name
 from mapper.pattern import Bindings
 from mapper.plan.family import Axis, Conversion, Cut, ValueOp
 from mapper.spec.model import PARTS, Dim, Format, Leaf, PairedLeaf, Shard, SourceAlternative
@@ -50,7 +50,7 @@ class ScaleSizes:
 class LeafSizes:
     """One leaf of one format: its names on both sides, its axes (None: the header decides) and what may lie on disk.
 
-    `values`, `fill` and `do` are those of the family.
+    `values`, `fill`, `do` and `neutral` are those of the family.
     """
 
     name: str
@@ -66,6 +66,7 @@ class LeafSizes:
     values: tuple[ValueOp, ...] = ()
     fill: float | None = None
     do: tuple[str, ...] = ()
+    neutral: float = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +106,8 @@ def expressions(flat: FlatRule, formats: Formats) -> Iterator[tuple[Names, Expre
             for leaf in alternative.leaves:
                 paired = [axis for half in leaf.dequantize or () for axis in half.dims]
                 divisors = (axis.divisor for axis in (*leaf.dims, *(leaf.stored or ()), *paired))
-                yield from (
-                    (formats.names, each) for each in (*divisors, leaf.dtype, leaf.cast, leaf.bitcast) if each is not None
-                )
+                of_leaf = (*divisors, leaf.dtype, leaf.cast, leaf.bitcast, leaf.neutral)
+                yield from ((formats.names, each) for each in of_leaf if each is not None)
 
 
 def sizes_at(flat: FlatRule, formats: Formats, bindings: Bindings) -> Sizes:
@@ -194,10 +194,12 @@ class _Reader:
         raise MapperError([finding("M316", place=self.rule.place, problem=problem)])
 
     def _leaf(self, leaf: Leaf, lead: list[str], cuts: Mapping[str, Cut]) -> LeafSizes:
+        neutral = self._neutral(leaf)
         axes: tuple[Axis, ...] | None = None
         stored: tuple[StoredAxis, ...] = ()
         if self.rule.dims is not None:
-            axes = (*(self._plain_axis(name, 1, cuts) for name in lead), *(self._axis(axis, cuts) for axis in leaf.dims))
+            leading = (self._plain_axis(name, 1, cuts, neutral) for name in lead)
+            axes = (*leading, *(self._axis(axis, cuts, neutral) for axis in leaf.dims))
             stored = self._on_disk(lead, leaf.dims if leaf.stored is None else leaf.stored)
         elif leaf.dequantize is not None:
             raise MapperError([finding("M316", place=self.rule.place, problem="a rule that dequantizes needs `dims`")])
@@ -208,7 +210,7 @@ class _Reader:
             scale = ScaleSizes(scales.name, self._on_disk(lead, scales.dims), self._dtypes_of(scales))
         found = LeafSizes(
             leaf.name, source, leaf.target, axes, stored, dtypes, self._conversion(leaf), scale,
-            leaf.optional or self.rule.optional, leaf.place,
+            leaf.optional or self.rule.optional, leaf.place, neutral=neutral,
         )  # fmt: skip
         return self._operated(found)
 
@@ -285,19 +287,28 @@ class _Reader:
             return 1
         return require_size(self.flat.names.evaluate(expression, self.bindings, shard.place), what, shard.place)
 
-    def _fill(self, name: str) -> float:
-        shard = self.rule.shard.get(name)
-        if shard is None or shard.fill is None:
+    def _neutral(self, leaf: Leaf) -> float:
+        if leaf.neutral is None:
             return 0
-        value = self.flat.names.evaluate(shard.fill, self.bindings, shard.place)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise MapperError([finding("M304", place=shard.place, what="fill", found=value, expected="a number")])
+        what = f"the neutral value of {leaf.name!r}"
+        value = require_number(self.formats.names.evaluate(leaf.neutral, self.bindings, leaf.place), what, leaf.place)
+        conversion = self._conversion(leaf)
+        for dtype in self._dtypes(leaf) if conversion is None else (conversion.dtype,):
+            if not can_hold(dtype, value):
+                expected = f"a number that {torch_name(dtype)} holds"
+                raise MapperError([finding("M304", place=leaf.place, what=what, found=value, expected=expected)])
         return value
 
-    def _plain_axis(self, name: str, divisor: int, cuts: Mapping[str, Cut]) -> Axis:
-        return Axis(name, self.dims[name], divisor, cuts.get(name), self._fill(name))
+    def _fill(self, name: str, neutral: float) -> float:
+        shard = self.rule.shard.get(name)
+        if shard is None or shard.fill is None:
+            return neutral
+        return require_number(self.flat.names.evaluate(shard.fill, self.bindings, shard.place), "fill", shard.place)
 
-    def _axis(self, axis: LeafAxis, cuts: Mapping[str, Cut]) -> Axis:
+    def _plain_axis(self, name: str, divisor: int, cuts: Mapping[str, Cut], neutral: float = 0) -> Axis:
+        return Axis(name, self.dims[name], divisor, cuts.get(name), self._fill(name, neutral))
+
+    def _axis(self, axis: LeafAxis, cuts: Mapping[str, Cut], neutral: float) -> Axis:
         if axis.dim is None:
             assert axis.size is not None
             return Axis("", (axis.size,), 1, None)
@@ -306,7 +317,7 @@ class _Reader:
         if axis.dim not in self.dims:
             problem = f"the format needs the dim {axis.dim!r}, and the rule has {', '.join(map(repr, self.dims))}"
             raise MapperError([finding("M316", place=self.rule.place, problem=problem)])
-        return self._plain_axis(axis.dim, self._divisor(axis), cuts)
+        return self._plain_axis(axis.dim, self._divisor(axis), cuts, neutral)
 
     def _divisor(self, axis: LeafAxis) -> int:
         if axis.divisor is None:

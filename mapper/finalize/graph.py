@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, MutableMapping
+from collections.abc import Collection, Container, Iterator, MutableMapping
 
 import torch
 from torch import nn
@@ -13,6 +13,7 @@ from mapper.finalize.functions import Function, require_function
 from mapper.finalize.operations import derive
 from mapper.finalize.state import TargetState
 from mapper.plan.derived import DerivedStep, steps_on
+from mapper.plan.family import Family
 from mapper.report.load import Finalized
 from mapper.transfer.bind import Model, model_tensors
 
@@ -47,6 +48,10 @@ class Graph:
     def run_missing(self) -> tuple[Finalized, ...]:
         """Run the steps that have not run yet."""
         return self._run([step for step in self.steps if step.output not in self._current])
+
+    def forget(self, changed: Collection[str]) -> None:
+        """Take the steps that read from `changed` targets, and those that follow, as ones that have not run."""
+        self._current -= {step.output for step in self._after(changed)}
 
     def require_inputs(self, changed: Collection[str], filled: Collection[str]) -> None:
         """Raise MapperError M633 where a step that reads from `changed` would lack another of its inputs."""
@@ -162,13 +167,17 @@ class Graph:
             setattr(module, attribute, own)
 
 
-def targets_on(program: Program, held: Collection[str] | None) -> set[str]:
+def targets_on(program: Program, held: Container[str] | None) -> set[str]:
     """Return the names of all targets on the program's rank; optional ones only where they are in `held` (None: all)."""
+    return {name for name, _ in iter_targets(program, held)}
+
+
+def iter_targets(program: Program, held: Container[str] | None) -> Iterator[tuple[str, Family]]:
+    """Yield the targets of `targets_on`, each with every family that fills it."""
     share = program.share
-    targets: set[str] = set()
     for family in program.families:
         if share.holds(family.stage):
             values = {index: share.owned(index, family.domains[index]) for index in family.target.indices}
-            names = family.target.names(values)
-            targets.update(name for name in names if held is None or not family.optional or name in held)
-    return targets
+            for name in family.target.names(values):
+                if held is None or not family.optional or name in held:
+                    yield name, family

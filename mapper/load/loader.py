@@ -18,6 +18,7 @@ from mapper.diagnostics import MapperError, finding
 from mapper.export.digest import digest_rank
 from mapper.export.export import MAX_SHARD_BYTES, ExportReport, export
 from mapper.finalize import targets_on
+from mapper.load.placeholders import placeholders_of
 from mapper.messages.suggest import did_you_mean
 from mapper.ops.dtypes import is_narrower, num_bytes
 from mapper.plan.digest import Digest
@@ -153,6 +154,22 @@ class Loader:
             finalized = self._memory.graph.run(written)
         seconds = time.perf_counter() - start
         return FinalizeReport(self.program.rank, str(self.program.layout), finalized, seconds)
+
+    def placeholders(self) -> int:
+        """Write to every target the value that stands for nothing in its leaf, and return the number of bytes written.
+
+        That is the leaf's `neutral`, by default 0; padding holds what a load leaves there, kept parameters what they held.
+        What steps derive from them is for `finalize`. Raises MapperError, before the first write, where the model does not
+        have a target, or has one of another shape or dtype.
+        """
+        tensors, state = model_tensors(self.model), self._memory.state
+        planned = placeholders_of(self.program, tensors)
+        state.require_loadable(planned.targets)
+        with torch.no_grad():
+            written = planned.write(tensors)
+        state.fill(planned.targets)
+        self._memory.graph.forget(planned.targets)
+        return written
 
     def prove(self, checkpoint: Checkpoint) -> tuple[Plan, Binding]:
         """Return the proved plan and its binding to the model; raises MapperError, and writes nothing."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import prod
+from math import frexp, prod
 from typing import NamedTuple
 
 
@@ -80,6 +80,22 @@ def is_narrower(dtype: str, than: str) -> bool:
     if dtype[0] == than[0]:
         return DTYPES[dtype].bits < DTYPES[than].bits
     return dtype[0] == "U" or DTYPES[dtype].bits <= DTYPES[than].bits
+
+
+def can_hold(dtype: str, value: float) -> bool:
+    """Return whether an element of `dtype` can be `value`: of floats rounded, of whole numbers and exponents exactly.
+
+    >>> can_hold('U8', 127), can_hold('U8', -1), can_hold('I32', 0.5), can_hold('F8_E8M0', 0.25), can_hold('F8_E8M0', 0)
+    (True, False, False, True, False)
+    """
+    bits = DTYPES[dtype].bits
+    if dtype[0] == "U":
+        return value % 1 == 0 and 0 <= value < 2**bits
+    if dtype[0] == "I":
+        return value % 1 == 0 and -(2 ** (bits - 1)) <= value < 2 ** (bits - 1)
+    if dtype == "F8_E8M0":
+        return 2.0**-127 <= value <= 2.0**127 and frexp(value)[0] == 0.5
+    return bits >= 8 or value == 0
 
 
 def num_bytes(dtype: str, shape: Iterable[int]) -> int:

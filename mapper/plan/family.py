@@ -187,6 +187,7 @@ class Family:
     `only_first` are mesh axes off whose first rank the target holds zeros. `refusal` says why the sources may not be
     there, where the rule leaves open what they would mean. `reuses` marks a second reader of sources. `values` is what is
     computed of the sources, in order; a target with `fill` holds that number and has no sources. `do` spells all operations.
+    `neutral` is the number that stands for nothing in the target.
     """
 
     number: int
@@ -212,6 +213,7 @@ class Family:
     values: tuple[ValueOp, ...] = ()
     fill: float | None = None
     do: tuple[str, ...] = ()
+    neutral: float = 0
 
     @property
     def parts_axis(self) -> int | None:

@@ -95,7 +95,7 @@ def _iter_format_findings(formats: Mapping[str, Format], scope: Scope) -> Iterat
 
 
 def _leaf_expressions(leaf: Leaf) -> Iterator[Expression | None]:
-    yield from (leaf.dtype, leaf.cast, leaf.bitcast)
+    yield from (leaf.dtype, leaf.cast, leaf.bitcast, leaf.neutral)
     yield from (axis.divisor for axis in (*leaf.dims, *(leaf.stored or ())))
     for half in leaf.dequantize or ():
         yield half.dtype

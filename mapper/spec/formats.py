@@ -43,7 +43,7 @@ def _leaf(entry: Entry, findings: Findings) -> Leaf:
     name, place = entry.name, entry.key.place
     if isinstance(entry.value, Sequence):
         dims = axes(entry.value, findings)
-        return Leaf(name, name, name, dims, None, None, None, None, None, False, place)
+        return Leaf(name, name, name, dims, None, None, None, None, None, None, False, place)
     node = require_mapping(entry.value)
     dims_node, stored, dequantize = node.get("dims"), node.get("stored"), node.get("dequantize")
     assert dims_node is not None, "the schema requires dims"
@@ -56,6 +56,7 @@ def _leaf(entry: Entry, findings: Findings) -> Leaf:
         dtype=optional_expression(node.get("dtype"), findings),
         cast=optional_expression(node.get("cast"), findings),
         bitcast=optional_expression(node.get("bitcast"), findings),
+        neutral=optional_expression(node.get("neutral"), findings),
         dequantize=None if dequantize is None else _pair(require_mapping(dequantize), findings),
         optional=boolean(node.get("optional")),
         place=place,

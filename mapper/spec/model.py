@@ -103,7 +103,10 @@ class PairedLeaf:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One tensor of a logical tensor. `dims` in the target, `stored` on disk (None: the same); names on both sides."""
+    """One tensor of a logical tensor. `dims` in the target, `stored` on disk (None: the same); names on both sides.
+
+    `neutral` is the number that stands for nothing in the target (None: 0).
+    """
 
     name: str
     source: str
@@ -113,6 +116,7 @@ class Leaf:
     dtype: Expression | None
     cast: Expression | None
     bitcast: Expression | None
+    neutral: Expression | None
     dequantize: tuple[PairedLeaf, PairedLeaf] | None
     optional: bool
     place: Place

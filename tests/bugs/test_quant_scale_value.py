@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from mapper.diagnostics import MapperError
+from mapper.finalize import register
 from mapper.layout import Layout
+from mapper.load import Loader
 from tests.bugs.harness import Case, case, load, refusal, tensors
 from tests.loads import Tensors, all_raw, raw, told
 
@@ -369,3 +371,50 @@ def test_a_scale_for_each_part_is_placed_by_part_and_not_cut_by_rows(bug: Case, 
         load(bug.program(tmp_path, PER_PART, rank=rank, config={}), tmp_path, sources, targets)
         assert targets["qkv_proj.weight_scale_2"].tolist() == [1, 2, 3]
     assert bug["config"] == {"quant": "nvfp4"}
+
+
+PLACEHOLDERS = """
+index: {expert: {count: 1, axis: ep}}
+formats:
+  experts:
+    - leaves:
+        weight: {dims: [out, in / 2], dtype: int8, bitcast: uint8}
+        weight_scale: {dims: [out, in / 32], dtype: float8_e8m0fnu, bitcast: uint8, neutral: 127}
+        input_scale: {dims: [], dtype: float32, neutral: 1}
+runtimes:
+  own:
+    rules:
+      - {target: 'w13_{leaf}', source: 'w13.{expert}.{leaf}', stack: expert, dims: {out: 2, in: 4}, format: experts}
+    finalize:
+      - {id: layout, inputs: [w13_weight_scale, w13_input_scale], output: w13_scales, do: [{call: bugs.scales}]}
+"""
+
+
+@register("bugs.scales")
+def scales(exponents: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    """Stand for a step of a kernel, which needs scales that are numbers near 1."""
+    return exponents.view(torch.float8_e8m0fnu).float() * factor
+
+
+@case("qs-20")
+def test_placeholder_of_a_scale_is_one_in_the_dtype_that_holds_it(bug: Case, tmp_path: Path) -> None:
+    assert bug["config"]["load_format"] == "dummy"
+    zeros = torch.zeros(1, dtype=torch.uint8)
+    assert zeros.view(torch.float8_e8m0fnu).float().item() == 2.0**-127  # what the peer's fresh scales stood for
+
+    targets = bug.targets()
+    loader = Loader(bug.program(tmp_path, PLACEHOLDERS), targets)
+    with pytest.raises(MapperError) as caught:
+        loader.finalize(changed=["w13_weight_scale"])
+    assert told(caught.value.diagnostics) == [("M633", "w13_input_scale")]
+    assert "w13_scales" not in targets
+
+    assert loader.placeholders() == sum(each.nbytes for each in targets.values())
+    assert {name: set(each.flatten().tolist()) for name, each in targets.items()} == {
+        "w13_weight": {0}, "w13_weight_scale": {127}, "w13_input_scale": {1.0},
+    }  # fmt: skip
+    loader.finalize()
+    assert targets["w13_scales"].tolist() == [[[1.0], [1.0]]]
+    with pytest.raises(MapperError) as caught:
+        bug.program(tmp_path, PLACEHOLDERS.replace(", bitcast: uint8, neutral: 127", ", neutral: 0"))
+    assert [each.code for each in caught.value.diagnostics] == ["M304"]

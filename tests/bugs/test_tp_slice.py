@@ -548,11 +548,17 @@ let:
   rows: heads * head_dim
   whole: head_dim * block_out // gcd(head_dim, block_out)
   padded: ceil_div(rows, whole * tp) * whole * tp
+formats:
+  blocks:
+    - leaves:
+        weight: {dims: [out, in], dtype: float8_e4m3fn}
+        weight_scale_inv: {dims: [out / block_out, in / block_in], dtype: float32, neutral: 1}
 runtimes:
   own:
     mesh: vllm
     rules:
       - target: q_b_proj.{leaf}
+        format: blocks
         dims: {out: rows, in: width}
         shard: {out: {axis: tp, pad: whole * tp, units: padded // head_dim}}
 """
@@ -568,9 +574,11 @@ def test_padded_heads_fill_whole_blocks_on_every_rank(bug: Case, tmp_path: Path)
     expected = [
         {"q_b_proj.weight": weight[:12], "q_b_proj.weight_scale_inv": scale[:3]},
         {"q_b_proj.weight": weight[12:], "q_b_proj.weight_scale_inv": scale[3:]},
-        {"q_b_proj.weight": torch.zeros(12, 8).to(weight.dtype), "q_b_proj.weight_scale_inv": torch.zeros(3, 2)},
+        {"q_b_proj.weight": torch.zeros(12, 8).to(weight.dtype), "q_b_proj.weight_scale_inv": torch.ones(3, 2)},
     ]
     assert equal(ranks_of(bug, tmp_path, BLOCKS, sources), expected)
+    expected[2]["q_b_proj.weight_scale_inv"] = torch.zeros(3, 2)
+    assert equal(ranks_of(bug, tmp_path, BLOCKS.replace("neutral: 1", "neutral: 0"), sources), expected)
 
     # Heads padded to the ranks alone give 6 rows a rank: a block and a half.
     error = refused(tmp_path, HEADS, config, Layout(tp=4))
@@ -601,4 +609,5 @@ def test_ranks_hold_whole_heads_and_whole_blocks_at_every_size(
         joined = torch.cat([each[name] for each in found]).view(torch.uint8)
         given_rows = len(sources[name])
         assert torch.equal(joined[:given_rows], sources[name].view(torch.uint8))
-        assert not joined[given_rows:].any()
+        padding = torch.full_like(torch.cat([each[name].float() for each in found])[given_rows:], float("scale" in name))
+        assert torch.equal(torch.cat([each[name] for each in found])[given_rows:].float(), padding)

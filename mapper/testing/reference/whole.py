@@ -137,7 +137,7 @@ def split_targets(array: Bits, unit: Unit, plan: Plan | None) -> list[Bits]:
 
 
 def local(array: Bits, part: int, unit: Unit, world: World, reader: Reader, dtype: torch.dtype) -> Bits:
-    """Return this rank's share of a whole target; padding holds the rule's `fill`."""
+    """Return this rank's share of a whole target; padding holds the rule's `fill`, or what its leaf says."""
     plan = plan_of(unit, world)
     if plan is None:
         return array
@@ -296,7 +296,10 @@ def _cut_line(
         if size % world.layout.ep:
             raise IllegalLayout(f"{size} experts do not divide over {world.layout.ep} ranks")
         return np.take(array, np.array(world.expert_slots(size), dtype=np.int64), axis=axis)
-    fill = 0.0 if shard.fill is None else float(str(evaluate(shard.fill.text, scope)))
+    padding = shard.fill
+    if padding is None and unit.leaf is not None:
+        padding = unit.leaf.neutral
+    fill = 0.0 if padding is None else float(str(evaluate(padding.text, scope)))
     sizes = padded_sizes(shard, [sum(sizes)] if shard.joined else sizes, scope)
     held = shares(shard, sizes, _block(line.dim, unit, world), world, scope)
     return cut_dim(array, axis, line.step, sizes, held, reader.fill(fill, dtype))

@@ -64,7 +64,10 @@ def specs(draw: st.DrawFn) -> DrawnSpec:
             "expert": {"count": "num_experts", "axis": "ep"},
             "branch": {"values": ["red", "blue"]},
         },
-        "formats": {"scaled": [{"leaves": {"weight": ["out", "in"], "weight_scale": {"dims": ["parts"]}}}]},
+        "formats": {
+            "scaled": [{"leaves": {"weight": ["out", "in"], "weight_scale": {"dims": ["parts"]}}}],
+            "neutral": [{"leaves": {"weight": ["v", "h"], "scale": {"dims": ["v"], "neutral": 1}}}],
+        },
         "blocks": {"layer": layer_rules},
         "runtimes": {
             RUNTIME: {
@@ -121,7 +124,13 @@ def _scalar(draw: st.DrawFn, name: str) -> Entry:
 
 
 def _padded(draw: st.DrawFn, name: str) -> Entry:
-    return {"target": f"{name}.weight", "dims": {"v": "rows", "h": "width"}, "shard": {"v": {"axis": "tp", "pad": 64}}}
+    shard: Entry = {"axis": "tp", "pad": 64}
+    rule: Entry = {"target": f"{name}.weight", "dims": {"v": "rows", "h": "width"}, "shard": {"v": shard}}
+    if draw(st.booleans()):
+        rule |= {"target": f"{name}.{{leaf}}", "format": "neutral"}
+    if draw(st.booleans()):
+        shard["fill"] = 2
+    return rule
 
 
 def _linear(draw: st.DrawFn, name: str) -> Entry:
