@@ -73,6 +73,7 @@ def test_refusal_says_what_and_where(text: str, column: int, message: str) -> No
         ("'a' * 3", "\"'a' * 3\" fails: '*' is for numbers, found 'a' and 3"),
         ("'%s' % 3", "\"'%s' % 3\" fails: '%' is for numbers, found '%s' and 3"),
         ("[0] * 3", "'[0] * 3' fails: '*' is for numbers, found [0] and 3"),
+        ("'a' - 'b'", "\"'a' - 'b'\" fails: '-' is for numbers, found 'a' and 'b'"),
         ("'a' + 1", "\"'a' + 1\" fails: '+' is for numbers, found 'a' and 1"),
         ("null + 1", "'null + 1' fails: '+' is for numbers, found None and 1"),
         (f"1.5 * {10**400}", f"'1.5 * {10**400}' fails: int too large to convert to float"),
