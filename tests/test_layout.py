@@ -19,6 +19,7 @@ from mapper.layout import (
     is_axis_size,
     on_stage,
     positions,
+    rank_at,
     stage_layers,
     stage_sizes,
 )
@@ -79,6 +80,7 @@ def test_expert_slots_are_those_of_vllm_under_linear_placement() -> None:
 def test_ranks_and_positions_are_a_bijection_with_tp_fastest_then_pp_then_dp(layout: Layout) -> None:
     nested = [(tp, pp, dp) for dp in range(layout.dp) for pp in range(layout.pp) for tp in range(layout.tp)]
     assert [positions(layout, rank) for rank in range(layout.num_ranks)] == nested
+    assert [rank_at(layout, tp=tp, pp=pp, dp=dp) for tp, pp, dp in nested] == list(range(layout.num_ranks))
 
 
 @given(layouts())
@@ -171,6 +173,7 @@ KNOWN = "tp, pp, dp, ep, redundant_experts, placement, pp_layers"
         ("tp", "M325 in the layout 'tp': tp is '', expected a whole number"),
         ("tp=two", "M325 in the layout 'tp=two': tp is 'two', expected a whole number"),
         ("tp=1_0", "M325 in the layout 'tp=1_0': tp is '1_0', expected a whole number"),
+        ("tp=1+2", "M325 in the layout 'tp=1+2': tp is '1+2', expected a whole number"),
         ("tp=2.0", "M325 in the layout 'tp=2.0': tp is '2.0', expected a whole number"),
         ("pp=2,pp_layers=3+", "M325 in the layout 'pp=2,pp_layers=3+': pp_layers is '3+', expected a whole number"),
         ("placement=random", "M325 in the layout 'placement=random': placement is 'random', expected a whole number"),
