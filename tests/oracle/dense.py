@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.oracle.tensors import FP8_BLOCKS, Config, Header, linear_headers
+from tests.oracle.grouped_query import FP8_DECODER
+from tests.oracle.tensors import FP8_BLOCKS, Config, Header, decoder_matrices, linear_headers
 
 GEMMA_NORMS = ("post_feedforward_layernorm", "pre_feedforward_layernorm")
 
@@ -55,18 +56,9 @@ def _around(config: Config) -> Iterator[Header]:
 
 
 def _layer(config: Config, prefix: str) -> Iterator[Header]:
-    hidden, width, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
-    q_rows, kv_rows = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
+    head_dim = config["head_dim"]
     is_fp8 = "quantization_config" in config
-    for name, num_rows, num_columns in (
-        ("self_attn.q_proj", q_rows, hidden),
-        ("self_attn.k_proj", kv_rows, hidden),
-        ("self_attn.v_proj", kv_rows, hidden),
-        ("self_attn.o_proj", hidden, q_rows),
-        ("mlp.gate_proj", width, hidden),
-        ("mlp.up_proj", width, hidden),
-        ("mlp.down_proj", hidden, width),
-    ):
+    for name, num_rows, num_columns in decoder_matrices(config):
         yield from linear_headers(f"{prefix}.{name}", num_rows, num_columns, is_fp8=is_fp8)
     yield Header(f"{prefix}.self_attn.q_norm.weight", (head_dim,))
     yield Header(f"{prefix}.self_attn.k_norm.weight", (head_dim,))
@@ -122,20 +114,7 @@ GEMMA3: Config = {  # one key head for four query heads
 QWEN3_FP8: Config = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 128,
-    "num_hidden_layers": 2,
-    "vocab_size": 300,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "max_position_embeddings": 512,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "attention_bias": False,
+    **FP8_DECODER,
     "quantization_config": {
         **FP8_BLOCKS,
         "modules_to_not_convert": [

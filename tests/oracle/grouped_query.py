@@ -214,7 +214,7 @@ QWEN3_MOE: Config = {
     "torch_dtype": "bfloat16",
     "attention_bias": False,
 }
-QWEN3_MOE_FP8: Config = {  # experts of 2 blocks: a rank's slice is not whole blocks at tp 4
+FP8_DECODER: Config = {  # heads of one block
     "hidden_size": 256,
     "intermediate_size": 512,
     "num_attention_heads": 8,
@@ -229,6 +229,9 @@ QWEN3_MOE_FP8: Config = {  # experts of 2 blocks: a rank's slice is not whole bl
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
     "attention_bias": False,
+}
+QWEN3_MOE_FP8: Config = {  # experts of 2 blocks: a rank's slice is not whole blocks at tp 4
+    **FP8_DECODER,
     "quantization_config": {
         **FP8_BLOCKS,
         "modules_to_not_convert": [

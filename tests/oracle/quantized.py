@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from tests.oracle.tensors import Config, Header
+from tests.oracle.tensors import Config, Header, decoder_matrices
 
 GROUP = 64  # columns of a matrix that share one scale in int4
 NVFP4_GROUP = 16
@@ -51,20 +51,11 @@ def nvfp4_headers(config: Config) -> Iterator[Header]:
 
 
 def _headers(config: Config, matrix: Matrix, cache_scale: str = "", cache_shape: tuple[int, ...] = ()) -> Iterator[Header]:
-    hidden, width, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
-    q_rows, kv_rows = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
+    hidden = config["hidden_size"]
     yield Header("model.embed_tokens.weight", (config["vocab_size"], hidden))
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}"
-        for name, num_rows, num_columns in (
-            ("self_attn.q_proj", q_rows, hidden),
-            ("self_attn.k_proj", kv_rows, hidden),
-            ("self_attn.v_proj", kv_rows, hidden),
-            ("self_attn.o_proj", hidden, q_rows),
-            ("mlp.gate_proj", width, hidden),
-            ("mlp.up_proj", width, hidden),
-            ("mlp.down_proj", hidden, width),
-        ):
+        for name, num_rows, num_columns in decoder_matrices(config):
             yield from matrix(f"{prefix}.{name}", num_rows, num_columns)
         for kv in ("k", "v") if cache_scale else ():
             yield Header(f"{prefix}.self_attn.{cache_scale.format(kv=kv)}", cache_shape, torch.float32)

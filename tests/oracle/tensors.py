@@ -53,6 +53,19 @@ def linear_headers(
     yield Header(f"{prefix}.{scale}", blocks, scale_dtype)
 
 
+def decoder_matrices(config: Config) -> Iterator[tuple[str, int, int]]:
+    """Yield (name, rows, columns) of the matrices of one layer of a Llama-like decoder, in the order of its checkpoints."""
+    hidden, width, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    q_rows, kv_rows = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
+    yield "self_attn.q_proj", q_rows, hidden
+    yield "self_attn.k_proj", kv_rows, hidden
+    yield "self_attn.v_proj", kv_rows, hidden
+    yield "self_attn.o_proj", hidden, q_rows
+    yield "mlp.gate_proj", width, hidden
+    yield "mlp.up_proj", width, hidden
+    yield "mlp.down_proj", hidden, width
+
+
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
